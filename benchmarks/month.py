@@ -44,7 +44,7 @@ from tests.support.settings_files import write_settings
 from tests.support.teachers import TeacherServer
 
 MONTH = {5: "crash", 10: "disk", 15: "outage", 20: "budget", 25: "price"}
-SMALL = {1: "price", 2: "crash"}
+SMALL = {1: "crash"}
 ANSWER = {
     "content": "I look at the test first.",
     "tool_calls": [
@@ -345,7 +345,7 @@ def live(folder: Path, n_days: int, events: dict[int, str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--small", action="store_true", help="three days instead of thirty")
+    parser.add_argument("--small", action="store_true", help="two days instead of thirty")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--keep", type=Path, help="keep everything in this folder")
     parser.add_argument("--daemon", type=Path, help=argparse.SUPPRESS)
@@ -353,7 +353,7 @@ def main() -> None:
     if arguments.daemon:
         serve_daemon(arguments.daemon)
         return
-    days, events = (3, SMALL) if arguments.small else (30, MONTH)
+    days, events = (2, SMALL) if arguments.small else (30, MONTH)
     with tempfile.TemporaryDirectory(prefix="month-") as temporary:
         folder = (arguments.keep or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)

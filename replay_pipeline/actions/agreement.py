@@ -284,17 +284,12 @@ def say_the_same(one: str, other: str) -> bool:
     return choice is not None and choice == _choice_of(other)
 
 
-def choice_of(text: str) -> str | None:
-    """Return the option that a text chooses, such as `c`, or None if it may mean anything else.
+def _choice_of(plain: str) -> str | None:
+    """Return the option that a text in normal form takes, such as `c`, or None if it may mean anything else.
 
     The text must begin with the option or consist of it, name no other option, and express no
     doubt.
     """
-    return _choice_of(_normal(text))
-
-
-def _choice_of(plain: str) -> str | None:
-    """Return the option that a text in normal form takes."""
     if len(plain) > _MAX_CHOICE_CHARS:
         return None
     found = _ALONE.fullmatch(plain)

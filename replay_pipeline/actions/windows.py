@@ -59,15 +59,6 @@ def parse_window(text: str) -> WindowPolicy:
     return WindowPolicy(cast("WindowKind", kind or "full"), int(number or 0))
 
 
-def window_messages(messages: list[Message], window: str) -> list[Message]:
-    """Return the shown messages of a prefix under the policy `window`.
-
-    Raises:
-        ConfigError: there is no such policy, or its number is missing or zero.
-    """
-    return parse_window(window).apply(messages)
-
-
 def merged_users(messages: list[Message]) -> list[Message]:
     """Join consecutive user messages, because some chat templates don't accept them.
 

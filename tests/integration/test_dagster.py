@@ -75,6 +75,28 @@ def root(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path / "data"
 
 
+KEY = "sk-or-v1-0123456789abcdef-planted"
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory) -> Path:
+    """Such a root after one run over all of its batches, with a key in the environment."""
+    root = tmp_path_factory.mktemp("filled") / "data"
+    with pytest.MonkeyPatch.context() as patch, set_defs_state_storage(None):
+        patch.setenv("REPLAY_DATA", str(root))
+        patch.setenv("OPENROUTER_API_KEY", KEY)
+        project_root(root).find_batches()
+        with instance_of(root) as instance:
+            assert run_range(root, instance).success
+    return root
+
+
+@pytest.fixture
+def filled_root(filled, tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
+    return shutil.copytree(filled, tmp_path / "data")
+
+
 def run_range(
     root: Path,
     instance: dg.DagsterInstance,
@@ -278,35 +300,28 @@ def test_what_the_money_did_not_reach_is_planned_again_and_0_means_0(root):
         assert "budget is 0" in str(plan().skip_message)
 
 
-def test_a_range_run_fills_every_batch_and_a_second_one_does_nothing(root):
-    work = pipeline_at(root)
-    work.find_batches()
-    with instance_of(root) as instance:
-        first = run_range(root, instance)
-        assert first.success
+def test_a_range_run_fills_every_batch_and_a_second_one_does_nothing(filled_root):
+    work = pipeline_at(filled_root)
+    with instance_of(filled_root) as instance:
         for asset in BY_BATCH:
             done = instance.get_materialized_partitions(dg.AssetKey(asset))
             assert done == set(work.batches())
-        found = first.get_asset_check_evaluations()
-        told = {
-            check.asset_check_key.name: check.severity.value for check in found if not check.passed
-        }
-        assert told == {}
+        (run,) = instance.get_runs()
+        assert all(passed for passed, *_ in checks_of(instance, run.run_id).values())
         before = list(work.receipts.all())
-        assert run_range(root, instance).success
+        assert run_range(filled_root, instance).success
         assert list(work.receipts.all()) == before
 
 
-def test_the_same_stages_by_hand_write_the_same_bytes(root, tmp_path):
-    by_hand = tmp_path / "by-hand"
-    shutil.copytree(root, by_hand)
+def test_the_same_stages_by_hand_write_the_same_bytes(filled_root, tmp_path):
+    root, by_hand = filled_root, tmp_path / "by-hand"
+    by_hand.mkdir()
+    for name in ("settings.toml", "sample-ledger.sqlite"):
+        shutil.copy(root / name, by_hand)
     work = pipeline_at(by_hand)
     run_batches(work)
     work.publish()
-    shutil.copy(by_hand / "sample-ledger.sqlite", root / "sample-ledger.sqlite")
-    pipeline_at(root).find_batches()
     with instance_of(root) as instance:
-        assert run_range(root, instance).success
         assert run_range(root, instance, "publish").success
     tables = {p.relative_to(by_hand) for p in by_hand.rglob("*.parquet")}
     assert len(tables) > 9
@@ -315,9 +330,10 @@ def test_the_same_stages_by_hand_write_the_same_bytes(root, tmp_path):
     assert not different
 
 
-def test_work_done_by_hand_and_a_lost_home_are_shown_after_sync(root):
+def test_work_done_by_hand_and_a_lost_home_are_shown_after_sync(filled_root):
+    root = filled_root
+    shutil.rmtree(root / ".dagster")
     work = pipeline_at(root)
-    run_batches(work)
     work.publish()
     n_done = len(list(work.receipts.all()))
     assert sync(work) == n_done
@@ -427,16 +443,10 @@ def test_the_morning_after_says_what_was_done_and_what_failed(root):
         assert "runs failed" in figures["night"]
 
 
-def test_no_key_is_left_behind_in_dagsters_own_files(root, monkeypatch):
-    key = "sk-or-v1-0123456789abcdef-planted"
-    monkeypatch.setenv("OPENROUTER_API_KEY", key)
-    pipeline_at(root).find_batches()
-    with instance_of(root) as instance:
-        assert run_range(root, instance).success
-        left = [p for p in Path(instance.root_directory).rglob("*") if p.is_file()]
-        assert left
-        left += [p for p in root.rglob("*") if p.is_file()]
-        assert not [path for path in left if key.encode() in path.read_bytes()]
+def test_no_key_is_left_behind_in_dagsters_own_files(filled):
+    assert [*(filled / ".dagster").rglob("*.db")]
+    left = [path for path in filled.rglob("*") if path.is_file()]
+    assert not [path for path in left if KEY.encode() in path.read_bytes()]
 
 
 # Blocking checks
@@ -494,10 +504,9 @@ def test_a_blocking_check_keeps_the_run_from_going_on(root, monkeypatch, table, 
     assert not pipeline_at(root).root.batches("normalized_pairs")
 
 
-def test_damage_after_the_checks_is_not_published(root):
-    pipeline_at(root).find_batches()
+def test_damage_after_the_checks_is_not_published(filled_root):
+    root = filled_root
     with instance_of(root) as instance:
-        assert run_range(root, instance).success
         batch = damage(root, "normalized_pairs", chosen="", rejected="")
         with pytest.raises(CheckFailedError, match=f"batch {batch}: 1 with an empty or equal"):
             run_range(root, instance, "publish")

@@ -41,7 +41,7 @@ RANGE = "dagster/asset_partition_range_"
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory) -> Path:
-    """A data root of three batches that has come as far as its dataset."""
+    """A data root of two batches that has come as far as its dataset."""
     root = tmp_path_factory.mktemp("stale") / "data"
     set_up(root)
     work = pipeline_at(root)
@@ -63,7 +63,7 @@ def set_up(root: Path, **pairs: object) -> None:
         root,
         ingest={
             "sources": [PROJECT],
-            "max_batch_sessions": 2,
+            "max_batch_sessions": 3,
             "settle_s": 0,
         },
         replay={"sample_teachers": True},
@@ -74,7 +74,7 @@ def set_up(root: Path, **pairs: object) -> None:
 def other_settings(root: Path, changes: dict[str, dict[str, object]]) -> None:
     """The settings of the root with some of them changed, by section."""
     sections: dict[str, dict[str, object]] = {
-        "ingest": {"sources": [PROJECT], "max_batch_sessions": 2, "settle_s": 0},
+        "ingest": {"sources": [PROJECT], "max_batch_sessions": 3, "settle_s": 0},
         "replay": {"sample_teachers": True},
     }
     for name, section in changes.items():
@@ -169,7 +169,7 @@ OTHER_SETTINGS: dict[str, tuple[Any, list[str]]] = {
 }
 """Another value of a setting, and the stages whose output it decides, beyond those before them."""
 SAME_BYTES = {
-    "ingest": {"settle_s": 3, "max_batch_sessions": 3, "keeps_bytes": False, "harness": "neutral"},
+    "ingest": {"settle_s": 3, "max_batch_sessions": 2, "keeps_bytes": False, "harness": "neutral"},
     "replay": {
         "max_concurrency": 3,
         "max_total_usd": 7.0,
@@ -283,7 +283,7 @@ def elaborate(root: Path, server: TeacherServer, **changes: dict[str, object]) -
         else:
             teachers[name] = teachers[name].model_copy(update=change)
     sections = {
-        "ingest": {"sources": [PROJECT], "max_batch_sessions": 2, "settle_s": 0},
+        "ingest": {"sources": [PROJECT], "max_batch_sessions": 3, "settle_s": 0},
         "replay": {"teachers": list(teachers.values())},
         "train": {"config": config},
     }
@@ -383,10 +383,6 @@ def test_a_harness_that_is_recorded_and_one_that_is_not_wanted_are_told_alike(sh
     see_both(
         shown_root, lambda: store.keep(harness("1.0.0", "brief")),
         "ingest.harness: none → claude_code 1.0.0 (", "", stages,
-    )  # fmt: skip
-    see_both(
-        shown_root, lambda: store.keep(harness("1.0.0", "thorough")),
-        "ingest.harness: claude_code 1.0.0 (", " → claude_code 1.0.0 (", stages,
     )  # fmt: skip
     see_both(
         shown_root, lambda: other_settings(shown_root, {"ingest": {"harness": "neutral"}}),

@@ -140,9 +140,7 @@ def test_a_stage_that_loses_its_store_says_so_and_can_be_run_again(network, tmp_
         assert there == whole.root.part(table, batch).read_bytes(), table
 
 
-@pytest.mark.parametrize(
-    ("command", "part"), [("PUT", "/turns/"), ("PUT", "/teacher_actions/"), ("PUT", ".parquet")]
-)
+@pytest.mark.parametrize(("command", "part"), [("PUT", "/teacher_actions/"), ("PUT", ".parquet")])
 def test_the_end_of_the_server_is_told_without_a_trace(moto, monkeypatch, tmp_path, command, part):
     network = EndOfServer(moto)
     reached_through(network, monkeypatch)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
 def test_a_step_that_is_stopped_keeps_every_answer_that_was_charged(tmp_path: Path, sent):
     root = tmp_path / "data"
-    with TeacherServer(ANSWERS_FILE, latency={"median_s": 0.3, "p95_s": 0.8}) as server:
+    with TeacherServer(ANSWERS_FILE, latency={"median_s": 0.1, "p95_s": 0.3}) as server:
         (batch,) = served_root(root, server, sessions=PROJECT).ingest_new()
         with dg.DagsterInstance.from_config(str(prepare_home(root))) as instance:
             instance.add_dynamic_partitions("trace_batch", [batch])

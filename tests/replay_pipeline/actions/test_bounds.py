@@ -238,7 +238,7 @@ def test_no_monster_raises_or_takes_over_50_ms():
     draw = random.Random(23)
     slow = []
     n_read = 0
-    for _ in range(1_500):
+    for _ in range(400):
         command = monster(draw)
 
         def judged(command=command):
@@ -255,7 +255,7 @@ def test_no_monster_raises_or_takes_over_50_ms():
         if judged() > 0.05 and min(judged() for _ in range(3)) > 0.05:
             slow.append(command[:100])
     assert not slow
-    assert n_read > 200
+    assert n_read > 50
 
 
 @pytest.mark.slow
@@ -285,7 +285,7 @@ def test_no_message_raises_whatever_its_shape():
         return {draw.choice(names): value(depth + 1) for _ in range(draw.randrange(4))}
 
     seen = set()
-    for _ in range(5_000):
+    for _ in range(2_000):
         call = {
             "function": {"name": draw.choice(["Bash", "Edit", "Read", "x"]), "arguments": value()}
         }

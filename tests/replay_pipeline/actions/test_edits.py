@@ -58,7 +58,7 @@ def _widened(draw, file, edit):
 
 
 @pytest.mark.slow
-@settings(steady, max_examples=1_500)
+@settings(steady, max_examples=500)
 @given(two_lists_for_a_file())
 def test_same_changes_give_the_same_file(case):
     file, ours, theirs = case

@@ -12,7 +12,7 @@ from replay_pipeline.actions.shell import shell_plan
 from tests.twins.samples import NOT_RUN, SAMPLES
 
 ROOT = Path(__file__).parents[3]
-N_TWINS = 1_000
+N_TWINS = 500
 MIN_PROGRAMS = 80
 """What every Debian with git has: coreutils, diffutils, findutils, grep, sed, tar, gzip, awk, git."""
 
@@ -55,7 +55,7 @@ def test_execution_finds_a_rule_that_is_wrong(tmp_path):
         f"programs.PROGRAMS.update(programs.programs_from(Path({str(tmp_path)!r}, "
         "'shell_programs.toml').read_text()))\n"
         "from tests.twins.__main__ import run_twins\n"
-        "wrong = run_twins(600, 1, ['rm', 'cat'])['false_merges']\n"
+        "wrong = run_twins(400, 1, ['rm', 'cat'])['false_merges']\n"
         "print(sorted({one['program'] for one in wrong}))"
     )
     done = subprocess.run(

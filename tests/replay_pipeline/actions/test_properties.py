@@ -18,7 +18,11 @@ pytestmark = pytest.mark.slow
 
 CWD = "/home/ada/shop"
 steady = settings(
-    deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=100,
+    suppress_health_check=list(HealthCheck),
 )
 """The same examples on every run: a test that fails by chance helps nobody."""
 
@@ -101,26 +105,26 @@ messages = st.one_of(
 actions = messages.map(lambda one: canonical_action(one, cwd=CWD))
 
 
-@settings(steady, max_examples=400)
+@steady
 @given(actions, actions)
 def test_agreement_is_symmetric(a, b):
     assert agreement_level(a, b) == agreement_level(b, a)
 
 
-@settings(steady, max_examples=200)
+@steady
 @given(actions)
 def test_a_valid_action_is_exactly_itself_and_an_invalid_one_nothing(a):
     assert agreement_level(a, a) == ("exact" if a.is_valid else None)
 
 
-@settings(steady, max_examples=300)
+@steady
 @given(actions, actions, actions)
 def test_exact_is_transitive(a, b, c):
     if agreement_level(a, b) == "exact" == agreement_level(b, c):
         assert agreement_level(a, c) == "exact"
 
 
-@settings(steady, max_examples=200)
+@steady
 @given(actions, actions)
 def test_each_level_implies_the_looser_ones(a, b):
     found = agreement_level(a, b)
@@ -138,7 +142,7 @@ def shuffled(value, seed):
     return [shuffled(inner, seed) for inner in value] if isinstance(value, list) else value
 
 
-@settings(steady, max_examples=200)
+@steady
 @given(st.lists(calls, min_size=1, max_size=3), st.integers(0, 9), st.sampled_from([None, 2]))
 def test_key_order_and_json_spelling_mean_nothing(made, seed, indent):
     one = canonical_action(message("", made), cwd=CWD)
@@ -151,7 +155,7 @@ def test_key_order_and_json_spelling_mean_nothing(made, seed, indent):
     assert one == other or not one.is_valid
 
 
-@settings(steady, max_examples=200)
+@steady
 @given(actions)
 def test_canonical_form_is_a_fixed_point(a):
     if a.is_valid:
@@ -160,7 +164,7 @@ def test_canonical_form_is_a_fixed_point(a):
         assert again.render() == a.render()
 
 
-@settings(steady, max_examples=200)
+@steady
 @given(st.permutations(range(4)), st.lists(st.one_of(reads, greps), min_size=4, max_size=4))
 def test_calls_that_only_look_are_a_set(order, made):
     one = canonical_action(message("", made), cwd=CWD)
@@ -168,7 +172,7 @@ def test_calls_that_only_look_are_a_set(order, made):
     assert agreement_level(one, other) == "exact"
 
 
-@settings(steady, max_examples=200)
+@steady
 @given(st.permutations(range(3)), st.lists(calls, min_size=3, max_size=3, unique_by=str))
 def test_calls_that_depend_on_each_other_keep_their_order(order, made):
     """Whatever order of the same calls is called the same can be reached by swapping neighbours."""
@@ -184,7 +188,7 @@ def test_calls_that_depend_on_each_other_keep_their_order(order, made):
         )
 
 
-@settings(steady, max_examples=100)
+@steady
 @given(st.lists(reads, min_size=2, max_size=5), st.lists(reads, min_size=2, max_size=5))
 def test_assignment_of_parallel_calls_is_the_best_one(ours, theirs):
     from itertools import permutations
@@ -209,7 +213,7 @@ def test_assignment_of_parallel_calls_is_the_best_one(ours, theirs):
     assert strictness(agreement_level(one, other)) == best
 
 
-@settings(steady, max_examples=100)
+@steady
 @given(st.lists(st.lists(st.integers(0, 4), max_size=5, unique=True), min_size=5, max_size=5))
 def test_perfect_matching_agrees_with_trying_all(edges):
     from itertools import permutations
@@ -218,7 +222,7 @@ def test_perfect_matching_agrees_with_trying_all(edges):
     assert has_perfect_matching(edges, 5) == tried
 
 
-@settings(steady, max_examples=300)
+@steady
 @given(commands)
 def test_any_command_can_be_read(command):
     plan = shell_plan.__wrapped__(command, CWD)
@@ -231,7 +235,7 @@ simple = st.lists(
 )
 
 
-@settings(steady, max_examples=200)
+@steady
 @given(simple, st.sampled_from(["'{}'", '"{}"', "{}"]), st.sampled_from([" ", "   ", " \\\n "]))
 def test_quoting_plain_words_and_blanks_mean_nothing(rest, quotes, blank):
     command = ["mytool", *rest]
@@ -242,7 +246,7 @@ def test_quoting_plain_words_and_blanks_mean_nothing(rest, quotes, blank):
 bare_words = st.text("ab1-_./:,@%+=", min_size=1, max_size=5) | st.sampled_from(["-n", "5", "."])
 
 
-@settings(steady, max_examples=500)
+@steady
 @given(
     programs | st.sampled_from(["if", "export", "time", "in", "git", "sed", "python"]),
     st.lists(bare_words, max_size=4),
@@ -271,7 +275,7 @@ simple_commands = st.sampled_from(
 joints = st.sampled_from([" && ", " | ", "  &&  ", " ; ", " || ", "|"])
 
 
-@settings(steady, max_examples=500)
+@steady
 @given(
     st.lists(st.tuples(simple_commands, joints), min_size=1, max_size=4),
     st.sampled_from(["", " # check", "  # a 'b", "# x", " #", "\n"]),
@@ -282,7 +286,7 @@ def test_joined_bare_commands_are_read_as_the_parser_reads_them(parts, end):
     assert shell_plan.__wrapped__(command, CWD) == parsed_plan(command, CWD)
 
 
-@settings(steady, max_examples=300)
+@steady
 @given(st.text(string.printable, min_size=1, max_size=8), st.text(string.printable, max_size=8))
 def test_different_quoted_words_are_different_commands(one, other):
     a, b = (shell_plan(f"mytool {_quoted(word)}", None).effect for word in (one, other))

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.text_judges import measured, pairs
-from replay_pipeline.actions.agreement import choice_of, say_the_same
+from replay_pipeline.actions.agreement import say_the_same
 from replay_pipeline.types import TeacherAction
 from tests.support.votes import extract_dpo_pairs
 
@@ -57,4 +57,4 @@ def test_three_answers_that_take_one_option_in_other_words_are_three_votes():
     }
     [pair] = extract_dpo_pairs([state], answers)
     assert pair["n_teachers_agreeing"] == 3
-    assert choice_of(pair["chosen"]) == "c"
+    assert say_the_same(pair["chosen"], "(c)")

@@ -12,8 +12,7 @@ import replay_pipeline
 from replay_pipeline.normalize import DJNormalizer, bundled_recipes, load_recipe
 from replay_pipeline.normalize.recipe import recipes_dir
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.pipeline import Pipeline, run
-from replay_pipeline.storage.tables import DataRoot
+from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.sample import SESSIONS_DIR
 
 REPO = Path(replay_pipeline.__path__[0]).parent
@@ -68,10 +67,11 @@ def test_the_recipes_keep_of_the_sample_what_their_page_says(tmp_path):
         "pairs": {"min_p_better": 0},  # as the demo: the sample was written to be right
     }
     loaded = Settings.model_validate(settings)
-    run(loaded, with_training=False)
-    pairs = DataRoot(tmp_path).read_all("dpo_pairs")
-    batches = DataRoot(tmp_path).batches("states")
-    prompts = Pipeline(loaded).prompts(batches[0])
+    work = Pipeline(loaded)
+    [batch] = work.ingest_new()
+    work.replay(batch)
+    work.pairs(batch)
+    pairs, prompts = work.root.read("dpo_pairs", batch), work.prompts(batch)
     page = (recipes_dir() / "README.md").read_text("utf-8")
     said = dict(re.findall(r"\| `(\w+)\.yaml` \| (\d+)", page))
     kept = {
