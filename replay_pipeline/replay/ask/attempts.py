@@ -767,3 +767,13 @@ class Books:
             n_expected_cached=n_expected,
             n_cached=row.n_cached_tokens,
         )
+
+    def count_looks(self, step: LaneQuestion, row: TeacherAction) -> None:
+        """Learn how often a teacher looks before it acts, from a question that was asked to its end."""
+        if step.then is not None or row.error_code is not None:
+            return
+        n_first = (step.first or step).n_read_tokens or 0
+        n_added = max(0, (step.n_read_tokens or 0) - n_first) if n_first else 0
+        name = step.teacher.name
+        before = self.newly_learned.get(name, Learned())
+        self.newly_learned[name] = before.with_looks(len(step.looks), n_added)

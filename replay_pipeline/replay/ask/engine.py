@@ -94,7 +94,7 @@ class Rounds:
         self.tasks = tasks_of(replay.teachers, lanes)
         self.market = market_of(
             self.tasks, replay.places, replay.teachers, replay.prices,
-            lambda state: replay.policy.poll(replay.states[state]),
+            lambda state: replay.policy.poll(replay.states[state]), replay.looks.n_most,
         )  # fmt: skip
         buyer = Buyer(self.market, replay.policy)
         bought: set[tuple[int, int]] = set()
@@ -358,7 +358,7 @@ class Replay:
     ) -> Plan:
         return plan_of(
             self.states, self.teachers, lanes, self.places, policy=self.policy,
-            prices=self.prices, known=known, learned=learned,
+            prices=self.prices, known=known, learned=learned, max_looks=self.looks.n_most,
         )  # fmt: skip
 
     def _in_ledger(self, task: LaneQuestion) -> Callable[[], TeacherAction] | None:
@@ -630,6 +630,7 @@ class Replay:
                 elif (row := await self._ask(step)) is not None:
                     if self.looks.answer is not None:
                         await asyncio.to_thread(self.looks.follow, step, row, step.state)
+                        self.books.count_looks(step, row)
                     self._keep(step, row)
             except LedgerError as error:
                 self._end(error)

@@ -40,6 +40,11 @@ class Looks:
     most: int = MAX_LOOKS
     """So many steps at most only look."""
 
+    @property
+    def n_most(self) -> int:
+        """Return how many steps of a question can only look."""
+        return self.most if self.answer is not None else 0
+
     def follow(self, step: LaneQuestion, row: TeacherAction, state: TraceState) -> None:
         """Set what follows a step from its answer: the next one, why there is none, or nothing.
 

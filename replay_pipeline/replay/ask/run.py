@@ -260,6 +260,7 @@ def estimate(
         prices=prices,
         known=lambda task: known_row(task, entries),
         learned=learned,
+        max_looks=asking.asking_on().n_most,
         adaptations={t.name: builder.adaptations(t, prices[t.name]) for t in teachers},
     )
     return what_is_left(plan, ceiling_usd=max_total_usd)

@@ -13,6 +13,7 @@ from replay_pipeline.replay.buy.lanes import LaneQuestion
 from replay_pipeline.replay.buy.places import Place, spread
 from replay_pipeline.replay.buy.policy import GateDecision, Policy, Poll, copies_agent
 from replay_pipeline.replay.dialects.prices import Price, usd
+from replay_pipeline.replay.dialects.sizes import USUAL_LOOKS
 from replay_pipeline.types import TeacherSpec
 
 _LAST_CALLS = 6
@@ -90,6 +91,7 @@ def market_of(
     teachers: Sequence[TeacherSpec],
     prices: Mapping[str, Price],
     open_poll: Callable[[int], Poll],
+    max_looks: int = 0,
 ) -> Market:
     """Return the market of these questions, by the indexes of their state and teacher.
 
@@ -101,7 +103,8 @@ def market_of(
         task = tasks[state, teacher]
         before = task.previous if is_warm else None
         price = prices[teachers[teacher].name]
-        return usd(task.expected_nano(price, before, places[state].n_answer_bytes))
+        n_looks = min(USUAL_LOOKS, max_looks)
+        return usd(task.expected_nano(price, before, places[state].n_answer_bytes, n_looks))
 
     def bound_usd(state: int, teacher: int) -> float:
         task = tasks[state, teacher]

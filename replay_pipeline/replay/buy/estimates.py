@@ -152,6 +152,8 @@ class Plan:
     known: Mapping[tuple[int, int], Callable[[], TeacherAction]]
     learned: Mapping[str, Learned] = field(default_factory=dict)
     adaptations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    max_looks: int = 0
+    """How often a teacher may look before it acts; each look is a call of its own."""
 
 
 def plan_of(
@@ -165,11 +167,14 @@ def plan_of(
     known: Callable[[LaneQuestion], Callable[[], TeacherAction] | None],
     learned: Mapping[str, Learned],
     adaptations: Mapping[str, tuple[str, ...]] | None = None,
+    max_looks: int = 0,
 ) -> Plan:
     """Return the plan of these lanes. `known` finds the row of a question that isn't left to ask."""
     tasks = tasks_of(teachers, lanes)
     rows = {key: found for key, task in tasks.items() if (found := known(task))}
-    market = market_of(tasks, places, teachers, prices, lambda state: policy.poll(states[state]))
+    market = market_of(
+        tasks, places, teachers, prices, lambda state: policy.poll(states[state]), max_looks
+    )
     return Plan(
         states=states,
         teachers=teachers,
@@ -180,6 +185,7 @@ def plan_of(
         known=rows,
         learned=learned,
         adaptations=adaptations or {},
+        max_looks=max_looks,
     )
 
 
@@ -576,6 +582,10 @@ def _lane_usd(plan: Plan, number: int, asked: Array, chance: np.random.Generator
     teacher = plan.teachers[number]
     price, learned = plan.prices[teacher.name], plan.learned.get(teacher.name, Learned())
     hit_rate, per_byte, length = _drawn_sizes(learned, chance)
+    looks = np.zeros(_N_DRAWS)
+    if plan.max_looks:
+        shape, rate = learned.looks
+        looks = np.minimum(chance.gamma(shape, 1 / rate, _N_DRAWS), plan.max_looks)
     usd_S_D = np.zeros(asked.shape, dtype=np.float32)
     n_calls = n_prompt = n_cached = n_completion = n_bound = 0.0
     in_cache: dict[int, Array] = {}
@@ -599,19 +609,25 @@ def _lane_usd(plan: Plan, number: int, asked: Array, chance: np.random.Generator
             n_student = plan.market.places[state].n_answer_bytes
             limit = task.question.max_completion_tokens
             answer = np.minimum(learned.answer_tokens(n_student, limit) * length, limit)
+            # Each look is a further call with an answer; the prompt before it is in the cache, if it is long.
+            again = looks * n_tokens
+            cached += again * hit_rate * (n_tokens >= MIN_CACHED_TOKENS)
+            n_tokens += again + looks * learned.look_tokens
+            answer *= 1 + looks
             fresh = n_tokens - cached
             cost = (
                 fresh * (price.cache_write if is_written else price.prompt)
                 + cached * price.cache_read
                 + answer * price.completion
-                + price.request
+                + (1 + looks) * price.request
             ) * made
             usd_S_D[state] = cost / (1000 * NANO)
             n_calls += made.mean()
             n_prompt += (n_tokens * made).mean()
             n_cached += (cached * made).mean()
             n_completion += (answer * made).mean()
-            n_bound += made.mean() * price.bound_nano(_most_tokens(task, learned), limit)
+            bound = price.bound_nano(_most_tokens(task, learned), limit)
+            n_bound += (made * (1 + looks)).mean() * bound
         in_cache[state] = np.where(made, weighted, last)
     if not n_calls:
         return _Lane(usd_S_D, None)

@@ -73,14 +73,22 @@ class LaneQuestion:
         return min(bound, self.previous.n_read_tokens + added)
 
     def expected_nano(
-        self, price: Price, before: "LaneQuestion | None", n_student_bytes: int
+        self,
+        price: Price,
+        before: "LaneQuestion | None",
+        n_student_bytes: int,
+        n_looks: float = 0.0,
     ) -> int:
-        """Return what a call should cost, if the endpoint has the prompt of `before` in its cache."""
+        """Return what a question should cost, if the endpoint has the prompt of `before` in its cache.
+
+        Its looks cost a call each, with the prompt in the cache.
+        """
+        looks = round(n_looks * self.expected_nano(price, self, n_student_bytes)) if n_looks else 0
         learned = Learned()
         n_prompt = learned.expected_tokens(self.question.size)
         n_cached = learned.expected_tokens(before.question.size) if before is not None else 0
         n_cached = n_cached if n_cached >= MIN_CACHED_TOKENS else 0
-        return price.cost_nano(
+        return looks + price.cost_nano(
             n_prompt,
             learned.answer_tokens(n_student_bytes, self.question.max_completion_tokens),
             n_cached_tokens=n_cached,

@@ -23,6 +23,12 @@ _MIN_LEARNED = 8
 _MIN_BYTES = 4_096
 _LEAST_RATIO = 0.1
 _MIN_ANSWER_TOKENS = 40
+USUAL_LOOKS = 0.62
+"""Looks before a consequence, on average, in sessions of strangers."""
+_USUAL_LOOK_TOKENS = 1_200
+"""What a look adds to a prompt: the call, and the beginning of a file or the hits of a search."""
+_LOOKS_PRIOR = 10
+"""Questions for which both count, beside those that were seen."""
 MIN_CACHED_TOKENS = 1024
 """Providers cache no shorter beginnings."""
 
@@ -66,6 +72,22 @@ class Learned(msgspec.Struct, frozen=True):
     n_answer_tokens: int = 0
     n_expected_cached: int = 0
     n_cached: int = 0
+    n_asked_on: int = 0
+    """Questions that were asked to their end, with each look answered."""
+    n_looks: int = 0
+    n_look_tokens: int = 0
+    """What the looks added to their prompts."""
+
+    @property
+    def looks(self) -> tuple[float, float]:
+        """Return the shape and the rate of a gamma distribution of the looks per question."""
+        return USUAL_LOOKS * _LOOKS_PRIOR + self.n_looks, _LOOKS_PRIOR + self.n_asked_on
+
+    @property
+    def look_tokens(self) -> float:
+        """Return the tokens that a look adds to a prompt."""
+        told = _USUAL_LOOK_TOKENS * _LOOKS_PRIOR + self.n_look_tokens
+        return told / (_LOOKS_PRIOR + self.n_looks)
 
     @property
     def is_known(self) -> bool:
@@ -125,6 +147,15 @@ class Learned(msgspec.Struct, frozen=True):
             n_expected_cached=learned.n_expected_cached
             + (n_expected_cached if is_cacheable else 0),
             n_cached=learned.n_cached + ((n_cached or 0) if is_cacheable else 0),
+        )
+
+    def with_looks(self, n_looks: int, n_tokens: int) -> "Learned":
+        """Learn from a question that was asked to its end."""
+        return msgspec.structs.replace(
+            self,
+            n_asked_on=self.n_asked_on + 1,
+            n_looks=self.n_looks + n_looks,
+            n_look_tokens=self.n_look_tokens + n_tokens,
         )
 
 

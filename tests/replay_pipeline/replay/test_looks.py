@@ -116,3 +116,24 @@ def test_the_ceiling_holds_within_a_continuation_and_the_next_run_ends_it(tmp_pa
     assert rest.n_sent + report.n_sent == bill.n_charged == whole.n_sent
     assert round(rest.spent_usd * 1e9) == bill.total_nano
     assert bill.n_duplicates == 0
+
+
+def test_the_estimate_knows_how_often_teachers_look_and_learns_it(server, teachers, tmp_path):
+    """Its interval holds the bill, looks included; those of this teacher are 1.5 a question."""
+    report = replay(teachers, 1, tmp_path / "l")
+    other = [{**state, "state_id": f"x{state['state_id']}"} for state in STATES]
+    for state in other:
+        state["messages"] = [{"role": "user", "content": "Other. " * 3_500}, *state["messages"]]
+    plain = estimate(other, teachers, ledger=tmp_path / "l")
+    before = estimate(other, teachers, looks=answer_looks)
+    after = estimate(other, teachers, ledger=tmp_path / "l", looks=answer_looks)
+    assert plain.expected_usd < before.expected_usd < after.expected_usd
+    assert estimate(STATES, teachers, ledger=tmp_path / "l", looks=answer_looks).n_calls == 0
+    answers = looking(
+        (state["state_id"] for state in other), MODEL, {f"x{k}": n for k, n in N_LOOKS.items()}
+    )
+    with TeacherServer(answers) as running:
+        bill = replay(running.teachers([MODEL]), 1, tmp_path / "m", states=other)
+    assert before.low_usd < bill.spent_usd < before.high_usd * 1.5
+    assert after.low_usd < bill.spent_usd < after.high_usd
+    assert report.forecast_usd is not None
