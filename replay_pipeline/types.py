@@ -467,6 +467,8 @@ class DPOPair(TypedDict):
     teachers_agreeing: NotRequired[list[str]]
     n_teachers_asked: NotRequired[int]
     n_teachers_valid: NotRequired[int]
+    n_looks: NotRequired[int]
+    """How often a teacher that agrees looked before the chosen action, at the least. Its prompt lacks that."""
     agreement_level: NotRequired[AgreementLevel]
     margin: NotRequired[int]
     """Votes for the consensus minus votes for the strongest other action, including the student's."""

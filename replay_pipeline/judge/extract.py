@@ -15,7 +15,7 @@ from replay_pipeline.actions import LEVELS, Action
 from replay_pipeline.actions.difference import difference
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.answers import AnswerBook, Case, ExtractOptions, level_of
-from replay_pipeline.judge.belief import belief, evidence_of, features
+from replay_pipeline.judge.belief import LEAST_LESSON, belief, evidence_of, features
 from replay_pipeline.judge.claims import Claims
 from replay_pipeline.judge.judgment import Arbiter, Judgment
 from replay_pipeline.judge.natural import natural_pairs
@@ -157,6 +157,8 @@ class _Extraction:
         self._steps: dict[str, list[_AgentStep]] = {}
         """The recorded actions of each session."""
         self._found: list[_Candidate] = []
+        self._looked: list[_Candidate] = []
+        """What teachers agree on after looks that the agent's prompt lacks: no pairs, but lessons."""
 
     def judge_all(self, states: Iterable[TraceState]) -> list[TraceState]:
         """Judge each state once; returns what natural pairs need of them."""
@@ -185,12 +187,13 @@ class _Extraction:
         evidence = evidence_of(outcome, case.agent.tools)
         self.scores.add(case, evidence)
         consensus = judgment.consensus
-        if judgment.outcome != "pair" or consensus is None:
+        if judgment.outcome not in ("pair", "after_looks") or consensus is None:
             return
         tools, messages = state.get("tools") or (), state["messages"]
         differs = difference(consensus.action, case.agent, tools, messages)
         at = judgment.standing
-        self._found.append(
+        found = self._found if judgment.outcome == "pair" else self._looked
+        found.append(
             _Candidate(
                 judgment=judgment,
                 pair=consensus_pair(judgment, consensus, differs, self.arbiter.is_same),
@@ -295,6 +298,11 @@ class _Extraction:
                 found.row["outcome"] = kind
                 if kind == "lesson" and pair.get("rejected_source") == "recorded":
                     report.add_lesson(found.judgment, pair)
+        for found in self._looked:
+            right = belief(found.held(agreement=agreement), found.evidence).chosen_right
+            found.row["outcome"] = "lesson" if right >= LEAST_LESSON else "doubtful"
+            if right >= LEAST_LESSON:
+                report.add_lesson(found.judgment, {**found.pair, "p_chosen_right": round(right, 4)})
         kept = [pair for pair in report.pairs if self.claims.kind(pair) == "pair"]
         report.poll = self.claims.poll(kept, beliefs, calibration)
         report.refuted = [pair for pair in kept if pair.get("is_checked_right") is False]

@@ -5,7 +5,7 @@ teachers share. So every pair is proposed to a list of objections, and the first
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +20,7 @@ from replay_pipeline.actions.votes import Consensus, Panel, Vote, has_one_effect
 from replay_pipeline.judge.answers import Case, ExtractOptions, level_of
 from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.judge.rule import Standing, nearest_level, rule, standing_of_votes
-from replay_pipeline.types import AgreementLevel, TraceState
+from replay_pipeline.types import AgreementLevel, Look, TraceState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +41,8 @@ class Judgment:
     """Valid answers that take the agent's action."""
     levels: list[tuple[Vote, Vote, int]]
     """The strictness of the agreement between each two valid answers."""
+    looks: tuple[Look, ...] = ()
+    """What a teacher looked at first, where the consensus needs it and the agent's prompt lacks it."""
 
 
 class Arbiter:
@@ -87,7 +89,8 @@ class Arbiter:
         has_consensus = lead is not None and decision in ("agreement", "contested", "pair")
         consensus = lead.consensus if has_consensus else None
         outcome: str = decision if case.agent.is_valid else "invalid_action"
-        why = None
+        why: str | None = None
+        looks: tuple[Look, ...] = ()
         if consensus is not None and outcome in ("pair", "contested"):
             proposal = Proposal(
                 state=case.state,
@@ -99,6 +102,9 @@ class Arbiter:
                 n_disputing=standing.n_against if outcome == "contested" else 0,
             )
             outcome, why = first_objection(proposal, OBJECTIONS["recorded"]) or ("pair", None)
+            if outcome == "infeasible" and decision == "pair":
+                looks = _looks_needed(proposal, [vote.row.looks for vote in consensus.votes])
+                outcome, why = ("after_looks", None) if looks else (outcome, why)
         found_levels = {levels[vote.action] for vote in consensus.votes} if consensus else set()
         return Judgment(
             case=case,
@@ -115,6 +121,7 @@ class Arbiter:
             else None,
             with_agent=with_agent,
             levels=list(everyone.levels()),
+            looks=looks,
         )
 
     def _is_confirmed(self, case: Case, standing: Standing, with_agent: Sequence[Vote]) -> bool:
@@ -210,14 +217,26 @@ def _counts_calls(it: Proposal) -> tuple[str, None] | None:
 
 def _is_hindered(it: Proposal) -> tuple[str, str] | None:
     """The prompt speaks against the chosen side."""
+    return _obstacle(it, ())
+
+
+def _obstacle(it: Proposal, looks: Iterable[Look]) -> tuple[str, str] | None:
+    """Return what speaks against the chosen side after looks."""
+    added = [message for look in looks for message in look.messages()]
     prompt = PromptState(
-        it.state["messages"],
+        [*it.state["messages"], *added],
         it.rejected,
         cwd=it.state.get("cwd"),
         typed=it.state.get("typed"),
         tools=it.state.get("tools"),
     )
     return prompt.obstacle(it.chosen)
+
+
+def _looks_needed(it: Proposal, seen: Iterable[tuple[Look, ...]]) -> tuple[Look, ...]:
+    """Return the fewest looks of a teacher after which nothing speaks against the chosen side any more."""
+    longer = sorted(filter(None, seen), key=len)
+    return next((looks for looks in longer if _obstacle(it, looks) is None), ())
 
 
 def _is_disputed(it: Proposal) -> tuple[str, str] | None:

@@ -1,6 +1,6 @@
 """The records of an extraction: rows of outcomes, pairs and positives, and their tables."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +14,7 @@ from replay_pipeline.judge.judgment import Judgment
 from replay_pipeline.judge.natural import NaturalPair
 from replay_pipeline.storage.pair_rows import json_or_none, pair_id_of, row_of_pair
 from replay_pipeline.storage.tables import table_of
-from replay_pipeline.types import REHEARSAL, DPOPair, TraceState, Trial
+from replay_pipeline.types import REHEARSAL, DPOPair, Look, TraceState, Trial
 
 
 def outcome_row(judgment: Judgment) -> dict[str, Any]:
@@ -68,6 +68,7 @@ def consensus_pair(
         "n_teachers_agreeing": consensus.n_families,
         "n_teachers_asked": len(case.asked),
         "n_teachers_valid": len(case.voting),
+        "n_looks": min(len(vote.row.looks) for vote in consensus.votes) or None,
         "teachers_agreeing": _names(consensus),
         "agreement_level": consensus.level,
         "source": _source(consensus),
@@ -104,9 +105,13 @@ def natural_pair(found: NaturalPair) -> DPOPair:
 
 
 def positive_row(
-    case: Case, consensus: Consensus, action: Action, p_chosen_right: float
+    case: Case,
+    consensus: Consensus,
+    action: Action,
+    p_chosen_right: float,
+    looks: Sequence[Look] = (),
 ) -> dict[str, Any]:
-    """Return the row of a lesson: a state and the action on which the teachers agree there."""
+    """Return the row of a lesson: a state, looks that the action needs, and the action that teachers agree on."""
     shared = _shared(case.state)
     del shared["hint"]
     return {
@@ -117,6 +122,8 @@ def positive_row(
         "p_chosen_right": p_chosen_right,
         "n_teachers_agreeing": consensus.n_families,
         "n_teachers_asked": len(case.asked),
+        "n_looks": len(looks) or None,
+        "looks_json": json_or_none([m for look in looks for m in look.messages()] or None),
         "teachers_agreeing": _names(consensus),
         "agreement_level": consensus.level,
         "is_distillable": _is_distillable(consensus),

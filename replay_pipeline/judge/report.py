@@ -132,7 +132,8 @@ class PairReport:
         consensus = judgment.consensus
         assert consensus is not None, "what makes no consensus teaches nothing"
         p = pair["p_chosen_right"]
-        self.positives.append(positive_row(judgment.case, consensus, consensus.action, p))
+        row = positive_row(judgment.case, consensus, consensus.action, p, judgment.looks)
+        self.positives.append(row)
         self.n_lessons += 1
 
     @property

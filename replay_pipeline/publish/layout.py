@@ -48,6 +48,7 @@ _COMMON = [
     ("n_teachers_agreeing", pa.int32()),
     ("n_teachers_asked", pa.int32()),
     ("teachers_agreeing", pa.list_(pa.string())),
+    ("n_looks", pa.int32()),
     ("student_model", pa.string()),
     ("outcome", pa.string()),
     ("is_distillable", pa.bool_()),
@@ -248,7 +249,18 @@ def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
     """Yield the rows of a file in parts."""
     with pq.ParquetFile(file if isinstance(file, Path) else io.BytesIO(file)) as shard:
         for part in shard.iter_batches(batch_size=ROWS_AT_ONCE):
-            yield pa.Table.from_batches([part]).cast(schema_of(config))
+            yield _as_published(pa.Table.from_batches([part]), schema_of(config))
+
+
+def _as_published(part: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows in today's columns; one that is new since they were published is null."""
+    columns = [
+        part[each.name].cast(each.type)
+        if each.name in part.column_names
+        else pa.nulls(len(part), each.type)
+        for each in schema
+    ]
+    return pa.table(columns, schema=schema)
 
 
 def conversations_in(rows: pa.Table | pa.RecordBatch) -> list[str]:

@@ -164,7 +164,21 @@ def with_prompts(
             for column, key in _OF_STATES.items():
                 texts = [json_or_none(states.get(state_id, {}).get(key)) for state_id in ids]
                 part = part.append_column(column, pa.array(texts, pa.string()))
-        yield part
+        yield _with_looks(part)
+
+
+def _with_looks(part: pa.Table) -> pa.Table:
+    """Put the looks of lessons behind the prompts of their states."""
+    if "looks_json" not in part.column_names or part["looks_json"].null_count == len(part):
+        return part
+    name = PROMPT.names[0]
+    texts = [
+        prompt if looks is None or prompt is None else f"{prompt[:-1]},{looks[1:]}"
+        for prompt, looks in zip(
+            *(part[each].to_pylist() for each in (name, "looks_json")), strict=True
+        )
+    ]
+    return part.set_column(part.column_names.index(name), name, pa.array(texts, pa.string()))
 
 
 def _by_id(prompts: PromptsOf, ids: Sequence[str | None]) -> dict[str, Mapping[str, Any]]:
