@@ -13,7 +13,7 @@ from replay_pipeline.assets.automation import RANGE_END, RANGE_START
 from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.publish import newest
-from replay_pipeline.stages.audit import AuditResult, dataset, model, tables
+from replay_pipeline.stages.audit import AuditResult, dataset, model
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.stage import Stage
 from replay_pipeline.storage.store import Place
@@ -88,9 +88,6 @@ def all_checks(stages: Sequence[Stage]) -> list[dg.AssetChecksDefinition]:
     found = []
     for stage in stages:
         if stage.is_by_batch:
-            schemas = of_batches(partial(tables.matching_schemas, names=stage.writes))
-            name, asks = f"{stage.asset}_schema", tables.matching_schemas
-            found.append(check(stage.asset, name, schemas, asks=asks, blocking=True))
             found += [
                 check(stage.asset, c.name, of_batches(c.look), asks=c.look, blocking=c.is_blocking)
                 for c in stage.checks()

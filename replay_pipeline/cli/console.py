@@ -781,9 +781,6 @@ def show_status(report: Report) -> None:
     scopes = [each for each in ledger.get("scopes") or () if each["limit_usd"] is not None]
     # One run, or one batch of it, is no news; what they share is.
     _draw_limits([each for each in scopes if not each["scope"].startswith(("run:", "partition:"))])
-    for choice, usd in report["other_ledgers_usd"].items():
-        kind = _KINDS[None if choice == "openrouter" else choice]
-        say(f"A second ledger holds ${usd:.4f} of {kind}: REPLAY_TEACHERS={choice} looks at it.")
     if "open" in report:
         say(f"Left to ask: {open_words(report['open'])}.")
     if fidelity := _fidelity_words(report.get("fidelity") or {}):

@@ -56,13 +56,11 @@ def harness_list(
 def _show_recorded(report: Report) -> None:
     _show_one(report)
     out.print(f"kept: {escape(report['kept'])}")
-    if n_states := report["states_shown_anew"]:
-        out.print(
-            f"{n_states:,} states are shown below it from now on. Teachers that were asked there "
-            "answered another question: the next replay asks them again, for money. `replay-pipeline "
-            'estimate` says what that costs; the setting `harness = "neutral"` under \\[ingest] keeps '
-            "things as they were."
-        )
+    out.print(
+        "States of this client are shown below it from now on, and the next replay asks their teachers "
+        'again, for money: `replay-pipeline estimate` says what that costs. `harness = "neutral"` under '
+        "\\[ingest] keeps things as they were."
+    )
 
 
 def _show_one(report: Report) -> None:

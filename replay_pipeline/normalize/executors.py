@@ -8,9 +8,7 @@ this process afterwards. So the kept rows are the same as without an executor.
 import importlib
 import importlib.util
 import json
-import re
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,8 +27,6 @@ Executor = Literal["in_process", "default", "ray"]
 
 ROW, STATS = "__row__", "__dj__stats__"
 _N_LAST_LINES = 8
-_RAY_ADDRESS = re.compile(r"(?:ray://)?(\[.+\]|[^:/\[\]]+):(\d+)")
-_CONNECT_S = 10.0
 
 
 def check_executor(executor: Executor) -> None:
@@ -67,11 +63,8 @@ def execute(
             temporary folder.
 
     Raises:
-        NormalizeError: no cluster listens at `ray_address`, or the executor failed. The message
-            ends with its last output.
+        NormalizeError: the executor failed. The message ends with its last output.
     """
-    if executor == "ray":
-        _refuse_unreachable(ray_address)
     with tempfile.TemporaryDirectory(prefix="normalize-") as name:
         folder = Path(name)
         (folder / "rows").mkdir()
@@ -124,23 +117,6 @@ def _run(folder: Path, executor: Executor, ray_address: str) -> None:
         words = log.read_text("utf-8", "replace").strip().splitlines()[-_N_LAST_LINES:]
         name = f"ray at {ray_address}" if executor == "ray" else executor
         raise NormalizeError(f"data-juicer's executor {name} failed: {' | '.join(words)}")
-
-
-def _refuse_unreachable(ray_address: str) -> None:
-    """Refuse an address at which nobody listens; Ray would go on asking there for minutes.
-
-    Raises:
-        NormalizeError: nobody listens at the address.
-    """
-    if (named := _RAY_ADDRESS.fullmatch(ray_address)) is None:
-        return  # `local`, `auto` and what only Ray understands
-    try:
-        socket.create_connection((named[1].strip("[]"), int(named[2])), _CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise NormalizeError(
-            f"no Ray cluster is at {ray_address} ({error}): start one there (`ray start --head`), "
-            "or set normalize.ray_address to where one runs, or normalize.executor to in_process"
-        ) from error
 
 
 def _ray_environment(ray_address: str) -> dict[str, str]:

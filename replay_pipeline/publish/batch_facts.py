@@ -19,9 +19,6 @@ class TeacherFacts(TypedDict, total=False):
 
     name: str
     model: str
-    first_answer: str
-    """Date of its first answer in the dataset, such as `2026-11-01`."""
-    last_answer: str
     is_distillable: bool | None
     """Whether its vendor's terms allow training on its answers. `None` if unknown."""
 
@@ -38,8 +35,6 @@ class CardFacts(TypedDict, total=False):
     control_run: Mapping[str, Any]
     """Results of asking the agents' own models again, by name."""
     notes: str
-    url: str
-    """Address of a page that describes the software or the project."""
     ingest: Mapping[str, Mapping[str, Any]]
     """Reports of a stage by batch, from the pipeline's receipts."""
     replay: Mapping[str, Mapping[str, Any]]
@@ -54,7 +49,6 @@ _GENERAL = (
     "accepted_terms",
     "control_run",
     "notes",
-    "url",
 )
 STAGE_FACTS = {
     "ingest": ("n_sessions", "n_turns", "n_states"),

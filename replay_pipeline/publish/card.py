@@ -108,7 +108,6 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         amount=_amount,
         title=facts.get("title", _TITLE),
         notes=facts.get("notes"),
-        url=facts.get("url"),
         digest=digest,
         n_sessions=len({sha for batch in batches for sha in session_hashes(batch)}),
         n_conversations=len({sha for m in batches for sha in session_hashes(m, "conversations")}),
@@ -282,18 +281,12 @@ def _teachers(
         "cost, USD": [f"{costs[name]:.4f}" if name in costs else "" for name in names],
         "right, estimated": [f"{right[n].right:.0%}" if n in right else "" for n in names],
         "agent right there": [f"{right[n].agent_right:.0%}" if n in right else "" for n in names],
-        "asked": [_period(told.get(name, {})) for name in names],
         "allows distillation": [
             allows.get(told.get(name, {}).get("is_distillable"), "not known") for name in names
         ],
     }
     known = {head: values for head, values in columns.items() if any(v != "" for v in values)}
     return (list(known), list(zip(*known.values(), strict=True))) if names else None
-
-
-def _period(teacher: Mapping[str, Any]) -> str:
-    dates = [teacher[key] for key in ("first_answer", "last_answer") if teacher.get(key)]
-    return " to ".join(dict.fromkeys(dates))
 
 
 def _figures(batches: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:

@@ -8,7 +8,7 @@ that version. If another commit comes in between, it is made again on top of tha
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from tenacity.wait import wait_random_exponential
 from replay_pipeline.errors import ConfigError, PublishError
 from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.settings import config_dir
+from replay_pipeline.storage.permissions import make_private_folder
 from replay_pipeline.storage.trust import check_binding
 
 logger = logging.getLogger(__name__)
@@ -204,6 +205,18 @@ class HubDataset:
             return Path(name).read_bytes()
 
         return self.retry(download)
+
+    def download(self, folder: Path, suffixes: Iterable[str]) -> Path:
+        """Bring the newest files with these suffixes into a private folder, and return it."""
+        make_private_folder(folder)
+        patterns = [f"*{suffix}" for suffix in suffixes]
+        return Path(
+            self.retry(
+                lambda: self._api.snapshot_download(
+                    self.repo_id, repo_type="dataset", local_dir=folder, allow_patterns=patterns
+                )
+            )
+        )
 
     def commit(
         self,

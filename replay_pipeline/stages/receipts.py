@@ -67,13 +67,6 @@ def code_version(version: int, settings: Mapping[str, Any]) -> str:
     return hash_texts([json.dumps([version, settings], sort_keys=True)])
 
 
-def digest_of(stored: Mapping[str, Any]) -> str:
-    """Return the digest of what a receipt says, except when it was written."""
-    said = {name: value for name, value in stored.items() if name not in ("at", "digest")}
-    # As it is read again: a key that is a number is a text then.
-    return hash_texts([json.dumps(json.loads(json.dumps(said)), sort_keys=True)])
-
-
 def now() -> str:
     """Return this moment as receipts have it: an ISO time in UTC."""
     return datetime.now(UTC).isoformat()
@@ -122,7 +115,6 @@ class Receipts:
         receipt = replace(receipt, at=at or now())
         stored = {name: value for name, value in asdict(receipt).items() if name != "is_reused"}
         with written_whole(self.path(receipt.stage, receipt.batch)) as file:
-            stored["digest"] = digest_of(stored)
             file.write(json.dumps(stored, indent=1, sort_keys=True).encode())
         return receipt
 

@@ -138,7 +138,6 @@ def test_a_stage_in_the_list_is_an_asset_with_partitions_checks_and_columns(root
             "n_words": "How many words its action has.",
         }
         assert {each.name for each in graph.get_check_keys_for_assets({key})} == {
-            "count_schema",
             "some_words",
         }
         job = defs.resolve_job_def("replay_batches")

@@ -24,7 +24,6 @@ def test_the_limits_that_runs_share_are_shown_however_many_runs_there_are(monkey
             "batches": {"000": {}},
             "ledger": {"scopes": [{"scope": name, **money} for name in sorted(shared + of_one)]},
             "played": None,
-            "other_ledgers_usd": {},
         }
     )
     shown = written.getvalue()
@@ -44,7 +43,6 @@ def test_what_has_no_limit_is_not_among_the_limits(capsys):
             "batches": {"000": {}},
             "ledger": {"spent_usd": 0.5, "scopes": scopes, "ledger": "ledger.sqlite"},
             "played": None,
-            "other_ledgers_usd": {},
         }
     )
     money, limits = capsys.readouterr().out.split("Limits, in US dollars")

@@ -97,7 +97,6 @@ def test_no_command_sends_a_strangers_escape_to_the_terminal(work, words):
                 "batches": {text: {"ingest": 1}},
                 "ledger": {"ledger": text, "errors": {text: 1}, "scopes": ()},
                 "played": "sample",
-                "other_ledgers_usd": {"openrouter": 1.0},
             }
         ),
         lambda text: console.show_ingest({"skipped": {text: 2}}),

@@ -4,53 +4,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from replay_pipeline.errors import CheckFailedError, SchemaError, StorageError
+from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.ingesters.fidelity import OF_SESSIONS, OF_STATES, shares_by_client
 from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.stages.receipts import Receipts
-from replay_pipeline.storage.schemas import TABLES
-from replay_pipeline.storage.tables import DataRoot, readable
+from replay_pipeline.storage.tables import DataRoot
 
 _MIN_FAITHFUL_SHARE = 0.9
 _MIN_STATES_OF_CLIENT = 20
 _RUN_AGAIN = (
     "Run the stage that writes it again; if that does not help, it is a bug of this program."
 )
-
-
-def matching_schemas(root: DataRoot, batches: Sequence[str], names: Sequence[str]) -> AuditResult:
-    """Are the columns and types of these tables those of `replay_pipeline.storage.schemas`?"""
-    problems = []
-    for batch in batches:
-        for name in names:
-            problems += _schema_problems(root, batch, name)
-    return AuditResult(
-        problems=problems,
-        what_to_do="The file was written by another version or by hand: materialize the asset "
-        "again for this batch.",
-        facts={"tables": len(batches) * len(names)},
-        judged=len(batches) * len(names),
-    )
-
-
-def _schema_problems(root: DataRoot, batch: str, name: str) -> list[str]:
-    where = f"batch {batch}, table {name}"
-    try:
-        found = pq.read_schema(readable(root.part(name, batch)))
-    except StorageError:
-        raise  # the store cannot be reached, which says nothing of the table
-    except (OSError, pa.ArrowInvalid) as error:
-        return [f"{where}: cannot be read ({str(error).splitlines()[0]})"]
-    return [
-        f"{where}: column {field.name} is "
-        + (str(found.field(field.name).type) if field.name in found.names else "missing")
-        + f", expected {field.type}"
-        for field in TABLES[name]
-        if field.name not in found.names or found.field(field.name).type != field.type
-    ]
 
 
 def rows_accounted(root: DataRoot, batches: Sequence[str]) -> AuditResult:
@@ -231,13 +195,11 @@ def refuse_unfit(root: DataRoot, batches: Sequence[str]) -> None:
 
     Raises:
         CheckFailedError: a batch fails a check. The message says which, and what to do.
-        StorageError: the object store with the tables can't be reached.
+        SchemaError: a table is damaged.
+        StorageError: a table is missing, or its store can't be reached.
     """
-    names = ("dpo_pairs", "normalized_pairs", "dropped_pairs")
     for batch in batches:
-        verdict = matching_schemas(root, [batch], names)
-        if verdict.holds:
-            verdict = kept_or_dropped(root, [batch])
+        verdict = kept_or_dropped(root, [batch])
         if verdict.holds:
             verdict = sides_differ(root, [batch], table="normalized_pairs")
         if not verdict.holds:
@@ -245,19 +207,7 @@ def refuse_unfit(root: DataRoot, batches: Sequence[str]) -> None:
 
 
 def _rows(root: DataRoot, name: str, batch: str, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return rows with some columns; a damaged or missing table has none, which its schema check tells.
-
-    Raises:
-        StorageError: the store that holds the table does not answer, which says nothing of its rows.
-    """
-    try:
-        return root.read(name, batch, columns=columns).to_pylist()
-    except SchemaError:
-        return []
-    except StorageError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return []
-        raise
+    return root.read(name, batch, columns=columns).to_pylist()
 
 
 def _ids(root: DataRoot, name: str, batch: str) -> list[str]:

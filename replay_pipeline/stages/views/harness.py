@@ -29,8 +29,7 @@ def record_harness(
 
     harness = record(command, agent=agent, version=version, timeout_s=timeout_s)
     place = HarnessStore(project.root.path).keep(harness)
-    n_states = _n_states(project, harness)
-    return {**_summary(harness), "kept": str(place), "states_shown_anew": n_states}
+    return {**_summary(harness), "kept": str(place)}
 
 
 def list_harnesses(project: "Project") -> dict[str, Any]:
@@ -71,28 +70,3 @@ def _summary(harness: Harness) -> dict[str, Any]:
         "reminders": len(harness.before) + len(harness.after),
         "slots": harness.slots(),
     }
-
-
-def _n_states(project: "Project", harness: Harness) -> int:
-    """Count the states whose prompts this harness changes, so that their teachers are asked again."""
-    store = HarnessStore(project.root.path)
-    n_states = 0
-    for batch in project.root.batches("states"):
-        sessions = project.root.read(
-            "sessions", batch, columns=["session_id", "agent", "versions", "entrypoint"]
-        ).to_pylist()
-        of_it = set()
-        for row in sessions:
-            version = row["versions"][-1] if row["versions"] else None
-            found = store.find(row["agent"], version, row["entrypoint"])
-            if found is not None and found.harness.sha == harness.sha:
-                of_it.add(row["session_id"])
-        states = project.root.read("states", batch, columns=["session_id", "shape_turn_idx"])
-        n_states += sum(
-            session in of_it and shape is None
-            for session, shape in zip(
-                *(states[name].to_pylist() for name in ("session_id", "shape_turn_idx")),
-                strict=True,
-            )
-        )
-    return n_states

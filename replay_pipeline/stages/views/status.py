@@ -3,7 +3,6 @@
 from typing import Any
 
 from replay_pipeline.replay import has_ledger, ledger_status
-from replay_pipeline.settings import Settings
 from replay_pipeline.stages.chain import by_batch
 from replay_pipeline.stages.receipts import Overview
 from replay_pipeline.stages.replay import is_play, open_work
@@ -37,7 +36,6 @@ def status_of(overview: Overview) -> dict[str, Any]:
         "teachers": [teacher.name for teacher in settings.teachers()],
         "played": settings.played,
         "ledger": ledger,
-        "other_ledgers_usd": _other_ledgers_usd(settings),
         "dataset": receipts.reports("publish").get("all"),
         "open": open_work(
             list(replays.values()),
@@ -49,17 +47,3 @@ def status_of(overview: Overview) -> dict[str, Any]:
             key: done["ingest"][key].get("fidelity") for key in keys if key in done["ingest"]
         },
     }
-
-
-def _other_ledgers_usd(settings: Settings) -> dict[str, float]:
-    """Return what the ledgers of other teachers hold, by the way in which those are chosen."""
-    if settings.replay.ledger is not None:
-        return {}
-    found = {}
-    for choice in ("openrouter", "sample", "rehearsal"):
-        played = {f"{name}_teachers": name == choice for name in ("sample", "rehearsal")}
-        changed = settings.replay.model_copy(update=played)
-        other = settings.model_copy(update={"replay": changed}).ledger_url()
-        if other != settings.ledger_url() and has_ledger(other):
-            found[choice] = ledger_status(other).spent_usd
-    return found

@@ -1,11 +1,10 @@
 """Find new sessions, here or on the Hub, group them into batches, and keep their bytes."""
 
-import logging
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from replay_pipeline.errors import ConfigError, MissingDependencyError, PublishError
 from replay_pipeline.ingesters import TraceBatch, discover, keep, write_manifest
@@ -14,9 +13,6 @@ from replay_pipeline.ingesters.corpus import SUFFIXES
 from replay_pipeline.ingesters.log_rows import sha_of
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.project import Project
-from replay_pipeline.storage.store import written_whole
-
-logger = logging.getLogger(__name__)
 
 _SOURCE = re.compile(r"(?:^|/)hf:/{1,2}datasets/([\w.-]+/[\w.-]+)/?$")
 
@@ -103,16 +99,4 @@ def fetch_sessions(source: Path, folder: Path) -> Path:
     repository = hub.HubDataset(name)
     if not repository.exists():
         raise PublishError(f"{name}: it is no dataset on the Hub, or you may not read it")
-    here, head = folder / "hub" / name, repository.head()
-    for file_name, remote in head.files.items():
-        path = PurePosixPath(file_name)
-        if path.suffix not in SUFFIXES or path.is_absolute() or ".." in path.parts:
-            continue
-        target = here / path
-        if target.is_file() and remote.is_same(target):
-            continue
-        data = repository.read(file_name, revision=head.sha)
-        with written_whole(target, is_private=True) as file:
-            file.write(data)
-        logger.info("%s: fetched from %s", file_name, name)
-    return here
+    return repository.download(folder / "hub" / name, SUFFIXES)

@@ -12,8 +12,6 @@ import pytest
 import replay_pipeline
 from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
 from replay_pipeline.normalize import DJNormalizer, bundled_recipes, load_recipe
-from replay_pipeline.normalize.executors import execute
-from tests.support.dagster_web import free_port
 from tests.support.forked import forked
 
 pytestmark = pytest.mark.slow
@@ -152,13 +150,6 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     )
     with pytest.raises(MissingDependencyError, match=r"replay-pipeline\[normalize,ray\]"):
         DJNormalizer(executor="ray")
-
-
-@pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_an_address_where_no_ray_listens_is_refused_at_once(make_row, pair_table, scheme):
-    address = f"{scheme}127.0.0.1:{free_port()}"
-    with pytest.raises(NormalizeError, match=f"no Ray cluster is at {address} .*`ray start"):
-        execute([pair_table(make_row())], [], executor="ray", ray_address=address)
 
 
 def test_an_executor_that_fails_ends_with_its_last_words(make_row, pair_table, monkeypatch):

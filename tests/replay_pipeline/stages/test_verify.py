@@ -39,13 +39,6 @@ def damaged(work: Pipeline) -> list[str]:
     return [each["path"] for each in verify(work)["damaged"]]
 
 
-def test_another_figure_in_a_receipt_is_found(root):
-    path = Receipts(root).path("replay", pipeline_at(root).batches()[0])
-    text = path.read_text("utf-8")
-    path.write_text(text.replace('"n_failed": ', '"n_failed": 1'), "utf-8")
-    assert damaged(pipeline_at(root)) == [path.relative_to(root).as_posix()]
-
-
 def test_flipped_bytes_are_found_and_what_is_deleted_is_made_again_for_nothing(root):
     chosen = random.Random(23)
     intact = bytes_of(root)
