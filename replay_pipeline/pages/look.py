@@ -62,7 +62,7 @@ class Days:
     @property
     def zone_name(self) -> str:
         """The zone in words."""
-        return self.timezone or f"this machine's time zone, {datetime.now().astimezone():%Z}"
+        return self.timezone or f"{datetime.now().astimezone():%Z}, this machine's time zone"
 
     @property
     def is_part(self) -> bool:

@@ -22,7 +22,7 @@ _ROWS = {
 def sentences_of(report: Report) -> list[dict[str, str]]:
     """Describe a training in sentences, each of the kind `fact` or `finding`."""
     facts = [
-        f"{report['steps']:,} steps on {report['pairs']:,} pairs: the loss went from "
+        f"It learned from {report['pairs']:,} pairs in {report['steps']:,} steps: the loss went from "
         f"{report['loss_first']:.3f} to {report['loss_last']:.3f}."
     ]
     if "preference_accuracy_after" in report:
@@ -164,7 +164,7 @@ def examples(evaluation: Report) -> list[dict[str, Any]]:
 
 def _example(was: Report, now: Report) -> dict[str, Any]:
     before, after = (_LEVELS.get(each["level"], each["level"]) for each in (was, now))
-    changed = f"{before} → {after}" if before != after else f"{before}, before and after"
+    changed = f"{before} before, {after} after" if before != after else f"{before} both times"
     return {
         "state_id": was["state_id"],
         "title": changed[0].upper() + changed[1:],

@@ -36,11 +36,11 @@ def test_states_that_came_nearer_and_that_went_away_are_shown_in_turns_and_uncha
     )
     shown = examples({"before": before, "after": after})
     assert [(each["state_id"], each["title"]) for each in shown] == [
-        ("s0", "The same tool → the teachers' action"),
-        ("s1", "The teachers' action → another action"),
-        ("s4", "The same tool → an action on the same target"),
-        ("s5", "Another action → the same tool"),
-        ("s3", "Another action, before and after"),
+        ("s0", "The same tool before, the teachers' action after"),
+        ("s1", "The teachers' action before, another action after"),
+        ("s4", "The same tool before, an action on the same target after"),
+        ("s5", "Another action before, the same tool after"),
+        ("s3", "Another action both times"),
     ]
     assert shown[0]["sides"] == [
         ["what the user said last", "Read a.py."],

@@ -70,7 +70,13 @@ async function unfold(sheet, stateId) {
 }
 
 const isFailed = ({ state }) => state && !FINE.includes(state.outcome);
-const isRequest = (turn) => ["user", "queued"].includes(turn.kind) && turn.parts.some(([who]) => who === "user");
+const isRequest = (turn) => ["user", "queued", "command"].includes(turn.kind) && turn.parts.some(([who]) => who === "user");
+
+// A command as it was typed; other words as they are.
+function typed(text) {
+  const [, name, more] = text.match(/<command-name>(.*?)<\/command-name>(?:[^]*?<command-args>([^]*?)<\/command-args>)?/) ?? [];
+  return name ? `${name} ${more ?? ""}`.trim() : text;
+}
 
 // What a person asked for, what came of each request, and how full the context was.
 function outline(turns, go) {
@@ -89,8 +95,8 @@ function outline(turns, go) {
   let usd = 0;
   const sums = decisions.map((turn) => (usd += turn.usd ?? 0));
   chart(made, `Prompt over ${decisions.length} decisions: at most ${number.format(Math.max(...decisions.map((turn) => turn.context ?? 0)))} tokens; cost ${dollars(usd)}`, contextAndCost(decisions, sums, (place) => go(decisions[place])));
-  made.append(element("ol", "", ...rows.map(({ turn, n, usd: own, failed }) => {
-    const text = turn.kind === "summary" ? "Compaction" : turn.parts.find(([who]) => who === "user")[1].replace(/<[^<>]{1,40}>/g, " ").trim().slice(0, 90) || "(command)";
+  made.append(element("ol", "", ...rows.filter(({ turn, n }) => n || turn.kind !== "command").map(({ turn, n, usd: own, failed }) => {
+    const text = turn.kind === "summary" ? "Compaction" : typed(turn.parts.find(([who]) => who === "user")[1]).replace(/<[^<>]{1,40}>/g, " ").trim().slice(0, 90) || "(command)";
     const about = element("span", "sub", [several(n, "decision"), own && dollars(own)].filter(Boolean).join(" · "));
     if (failed.length) about.append(" · ", button(`${failed.length} went wrong`, "jump bad", () => go(failed[0])));
     return element("li", "", button(text, "jump", () => go(turn)), about);
@@ -222,7 +228,7 @@ function partShown(part, needles) {
   if (who === "tool") return folded("Result", text, needles);
   const made = element("div", `said ${who}`);
   if (who !== "assistant") made.append(element("h3", "", who));
-  made.append(who === "assistant" ? markdown(text, needles) : prose(text, needles));
+  made.append(who === "assistant" ? markdown(text, needles) : prose(typed(text), needles));
   return made;
 }
 

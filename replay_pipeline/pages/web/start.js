@@ -15,7 +15,7 @@ async function show() {
   }));
   $("where").replaceChildren(...(location.protocol.startsWith("http")
     ? [link("Dagster: assets", "/asset-groups"), " · ", link("its last runs", "/runs")]
-    : [root ? `From ${root}. ` : "", `Times in ${timezone}. ${isRedacted ? "Redacted" : "NOT redacted, as the settings say"}; loads nothing, sends nothing.`]));
+    : [root ? `From ${root}. ` : "", `Times in ${timezone}. ${isRedacted ? "Redacted" : "NOT redacted, as the settings say"}; sends nothing.`]));
   const main = element("main", asked.tab);
   main.id = "main";
   main.tabIndex = -1;

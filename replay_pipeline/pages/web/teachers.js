@@ -10,22 +10,22 @@ async function showTeachers(main) {
   main.append(element("p", "note", `${found.caveat} Intervals are 95 % (Wilson).`));
   const newest = overview.total.last;
   const sums = (days) => {
-    const since = new Date(Date.parse(newest) - (days - 1) * 86_400_000).toISOString().slice(0, 10);
+    const since = dayAfter(newest, 1 - days);
     return overview.days.filter((row) => row[DAY] >= since).reduce((sum, row) => sum + (row[USD] ?? 0), 0);
   };
   const month = newest ? sums(30) : 0;
   const ratio = (t) => (t.agent_usd_per_decision ? t.usd_per_decision / t.agent_usd_per_decision : null);
   main.append(element("div", "card wide", table([
     ["model", (t) => element("span", "", element("b", "", t.teacher), element("span", "sub", t.model))],
-    ["answers", (t) => number.format(t.n), "n"],
     ["alike", (t) => percent(t.share_alike), "n"],
+    ["$ per 100", (t) => fine(100 * t.usd_per_decision), "n"],
+    ["the agent's", (t) => (t.agent_usd_per_decision === null ? "no price" : fine(100 * t.agent_usd_per_decision)), "n"],
+    ["last 30 days with it", (t) => (ratio(t) === null ? "–" : dollars(month * ratio(t))), "n"],
+    ["answers", (t) => number.format(t.n), "n"],
     ["interval", (t) => `${Math.round(100 * t.interval[0])}–${Math.round(100 * t.interval[1])} %`, "n"],
     ["same", (t) => number.format(t.n_same), "n"], ["equal", (t) => number.format(t.n_equal), "n"],
     ["another", (t) => number.format(t.n_other), "n"], ["no action", (t) => number.format(t.n_invalid + t.n_failed), "n"],
     ["right, by the votes", (t) => percent(t.accuracy), "n"],
-    ["$ per 100", (t) => fine(100 * t.usd_per_decision), "n"],
-    ["the agent's", (t) => (t.agent_usd_per_decision === null ? "no price" : fine(100 * t.agent_usd_per_decision)), "n"],
-    ["last 30 days with it", (t) => (ratio(t) === null ? "–" : dollars(month * ratio(t))), "n"],
     ["median s", (t) => t.latency_s_median ?? "–", "n"], ["95 % s", (t) => t.latency_s_p95 ?? "–", "n"],
   ], teachers, "Models by how often they did what the agent did")));
   main.append(element("p", "note", `“$ per 100” is what 100 decisions cost here; “the agent's” is what the recorded turns of the same decisions cost at list prices of ${overview.prices_of}. “Last 30 days with it” is what your sessions cost in the 30 days to ${newest} (${dollars(month)}), by the ratio of the two. A teacher reads the whole prompt at each decision, less what its provider’s cache serves.`));
