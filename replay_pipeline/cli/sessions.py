@@ -67,7 +67,6 @@ def look(
     disk.
     """
     from replay_pipeline.pages.look import Days
-    from replay_pipeline.stages.views.page import write_page_of
 
     days = Days(
         timezone=timezone,
@@ -77,7 +76,7 @@ def look(
     with progress_bars() as on_progress:
         work = None if paths else _root_with_batches(settings, data, on_progress)
         if work is not None:
-            from replay_pipeline.stages.views.page import page_of
+            from replay_pipeline.stages.views.page import page_of, write_page_of
 
             place = to or page_of(work.settings).parent
             overview = write_page_of(work, place, days=days)

@@ -6,6 +6,7 @@ The words are in `requests.toml`. In doubt nothing is asked for.
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -73,7 +74,11 @@ KINDS = frozenset(_WORDS)
 """Kinds of consequences that somebody can ask for."""
 
 
-def _compiled(words: _Words) -> re.Pattern[str]:
+@cache
+def _pattern_of(kind: str) -> re.Pattern[str] | None:
+    """Compile what asks for a kind when it is looked for: most commands judge nothing."""
+    if (words := _WORDS.get(kind)) is None:
+        return None
     ways = [rf"{_LEAD}{_POLITE}(?P<verb>(?:{words.verbs})(?!{words.not_before})(?!{_BEHAVES})\b)"]
     if words.made:
         ways.append(rf"{_LEAD}{_POLITE}(?P<make>{_MAKE}\s+(?:[\w#'’-]+\s+){{0,4}}?{words.made})")
@@ -81,13 +86,6 @@ def _compiled(words: _Words) -> re.Pattern[str]:
     if words.named:
         ways.append(rf"(?P<named>{words.named})")
     return re.compile("|".join(ways))
-
-
-_PATTERNS = {kind: _compiled(words) for kind, words in _WORDS.items()}
-_OTHERS = {
-    kind: {name: re.compile(pattern) for name, pattern in words.others.items()}
-    for kind, words in _WORDS.items()
-}
 
 
 def asks_for(words: str, kind: str) -> bool:
@@ -118,7 +116,7 @@ def _also(kind: str) -> tuple[str, ...]:
 
 
 def _asks(words: str, kind: str) -> bool:
-    pattern = _PATTERNS.get(kind)
+    pattern = _pattern_of(kind)
     return pattern is not None and any(
         not _NOT_MEANT.search(words[max(0, (at := _start(found)) - _CLAUSE) : at])
         and not _TAKEN_BACK.match(words[found.end() :])
@@ -129,9 +127,10 @@ def _asks(words: str, kind: str) -> bool:
 
 def _asks_otherwise(words: str, kind: str) -> bool:
     """Return whether a text asks in a language other than English."""
-    for name, pattern in _OTHERS.get(kind, {}).items():
+    others = _WORDS[kind].others if kind in _WORDS else {}
+    for name, pattern in others.items():
         sign, before, after = _LANGUAGES[name]
-        for found in pattern.finditer(words) if sign.search(words) else ():
+        for found in re.finditer(pattern, words) if sign.search(words) else ():
             clause = _CLAUSE_ENDS.split(words[max(0, found.start() - _CLAUSE) : found.start()])[-1]
             rest = _CLAUSE_ENDS.split(words[found.start() : found.start() + _CLAUSE])[0]
             tail = words[found.end() : found.start() + len(rest)]
