@@ -44,7 +44,7 @@ _AGREES = re.compile(
     r"\s*(?:yes|yep|yeah|y|ok|okay|sure|please|please do|go|go ahead|do it|do that|proceed|sounds good|perfect|great"
     r"|lgtm|approved|confirmed?|continue|absolutely|of course|make it so)\b[^?]{0,40}$"
 )
-_CLAUSE_ENDS = re.compile(r"[.!?;\n。！？，]")
+_CLAUSE_ENDS = re.compile(r"[!?;\n。！？，]|\.(?!\w)")
 
 
 class _Language(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,7 +63,9 @@ class _Words(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _TOLD: dict[str, Any] = tomllib.loads(
-    (resources.files("replay_pipeline.judge") / "requests.toml").read_text("utf-8")
+    (resources.files("replay_pipeline.judge") / "requests.toml")
+    .read_text("utf-8")
+    .replace(r"[^.!?\n]", r"(?:[^.!?\n]|\.(?=\w))")  # a point inside a name ends no clause
 )
 _LANGUAGES = {
     name: (re.compile(each.sign), re.compile(each.before), re.compile(each.after))
