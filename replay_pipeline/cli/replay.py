@@ -133,6 +133,12 @@ def verdict(
         str, typer.Option(help="Name under which the decisions are kept.", metavar="NAME")
     ] = "default",
     size: Annotated[int, typer.Option(min=30, help="Decisions of a new cohort.")] = 150,
+    instructions: Annotated[
+        typer.FileText | None,
+        typer.Option(
+            help="Text that MODEL gets in place of the project's CLAUDE.md.", metavar="FILE"
+        ),
+    ] = None,
     only_estimate: Annotated[
         bool, typer.Option("--estimate", help="Only show what is known for free, and the cost.")
     ] = False,
@@ -164,6 +170,7 @@ def verdict(
                 than=than,
                 cohort=cohort,
                 n_decisions=size,
+                instructions=instructions.read() if instructions else None,
             ).report
     show = show_compare if model is None else show_estimate if only_estimate else show_verdict
     print_report(found, as_json=as_json, show=show)

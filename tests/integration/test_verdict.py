@@ -11,7 +11,7 @@ from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.replay import openrouter_name
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.budget.verdict import models_of
+from replay_pipeline.stages.budget.verdict import instructed, models_of
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import TeacherSpec
@@ -115,3 +115,29 @@ def test_a_price_and_public_scores_are_told_for_free(root):
     assert found.exit_code == 0, found.output
     assert cost["expected_usd"] > 0
     assert cost["words"]
+
+
+def test_other_instructions_stand_in_the_place_of_the_projects_own():
+    prompt = (
+        "<system-reminder>\n# claudeMd\nContents of /home/a/.claude/CLAUDE.md (user's private global instructions "
+        "for all projects):\n\nBe short.\n\nContents of /home/a/shop/CLAUDE.md (project instructions, checked into the "
+        "codebase):\n\nRun the tests.\n\n## Style\nTabs.\n# currentDate\nToday.\n\n      IMPORTANT: this context may"
+    )
+    state = {
+        "messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": prompt}]
+    }
+    told, answer = (each["content"] for each in instructed(state, "Never push.\n")["messages"])
+    assert told == prompt.replace("Run the tests.\n\n## Style\nTabs.", "Never push.")
+    assert answer == prompt
+    parts = [{"type": "text", "text": prompt}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    [message] = instructed({"messages": [{"role": "user", "content": parts}]}, "Never push.")[
+        "messages"
+    ]
+    assert message["content"] == [{"type": "text", "text": told}, parts[1]]
+
+
+def test_instructions_without_a_place_are_refused_before_the_model_is_paid(root, tmp_path):
+    file = tmp_path / "CLAUDE.md"
+    file.write_text("Never push.")
+    with pytest.raises(ConfigError, match=r"no prompt .* CLAUDE\.md"):
+        ask(root, "mistralai/worse", "--instructions", str(file))

@@ -7,6 +7,7 @@ the answer is known, or with the money.
 """
 
 import hashlib
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from replay_pipeline.pages.public_scores import words_of_scores
 from replay_pipeline.replay import Estimate, estimate, openrouter_name, replay_in_thread
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
-from replay_pipeline.stages.replay import accounts
+from replay_pipeline.stages.replay import accounts, who_answers_looks
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState, family_of_model
 
 _PORTION = 30
@@ -34,6 +35,12 @@ _AGAIN = 5
 """One in so many decisions is put to the agent's own model again."""
 _MOST_PANEL = 3
 _FEWEST_OF_KIND = 10
+_INSTRUCTIONS = re.compile(
+    r"(Contents of \S*CLAUDE\.md \(project instructions[^)]*\):\n\n).*?"
+    r"(?=\n+(?:Contents of \S|# currentDate\b|\s*IMPORTANT: this context)|\Z)",
+    re.DOTALL,
+)
+"""Where Claude Code shows a project's own instructions."""
 _UNREADABLE = ("malformed_call", "malformed_arguments")
 """Errors of an answer that its model wrote so that nobody can carry it out."""
 
@@ -71,6 +78,7 @@ def verdict_run(
     than: str | None = None,
     cohort: str = "default",
     n_decisions: int = USUAL,
+    instructions: str | None = None,
 ) -> Receipt:
     """Judge whether a model could have done the work of the one that wrote the sessions.
 
@@ -81,6 +89,7 @@ def verdict_run(
         than: the model that wrote the sessions; by default the one with the most decisions.
         cohort: name under which the decisions are kept.
         n_decisions: how many a new cohort has.
+        instructions: text that the model gets in the place of the project's CLAUDE.md.
 
     Returns:
         A receipt whose report has the sentence as `words`, the figures, and the verdict by kind of work.
@@ -99,10 +108,13 @@ def verdict_run(
         costs = _agent_costs(project, places)
         for start in range(0, len(places), _PORTION):
             portion = sorted(places[start : start + _PORTION])
+            # First, since it may find that the instructions have no place.
             answers, paid, is_over = _ask(
-                project, portion, [candidate, *panel], max_total_usd - spent
+                project, portion, [candidate], max_total_usd - spent, instructions
             )
             spent += paid
+            others, paid, is_out = _ask(project, portion, panel, max_total_usd - spent)
+            answers, spent, is_over = answers | others, spent + paid, is_over or is_out
             if asks_again:
                 again, paid, asks_again = _ask_again(
                     project, places[start : start + _PORTION : _AGAIN], agent, max_total_usd - spent
@@ -117,6 +129,7 @@ def verdict_run(
                 ended = "the answer was known"
                 break
     report = _report(candidate, tally) | {
+        "has_instructions": instructions is not None,
         "cohort": cohort,
         "panel": [teacher.name for teacher in panel],
         "spent_usd": round(spent, 6),
@@ -130,7 +143,7 @@ def verdict_run(
     return project.receipts.write(
         Receipt(
             stage="verdict",
-            batch=_name(cohort, candidate.model),
+            batch=_name(cohort, candidate.model + (instructions or "")),
             version=1,
             report=report,
             seconds=round(time.perf_counter() - started, 3),
@@ -234,26 +247,65 @@ def _asked_as(project: Project, name: str, model: str) -> TeacherSpec:
 
 
 def _ask(
-    project: Project, places: Sequence[_Place], teachers: Sequence[TeacherSpec], max_usd: float
+    project: Project,
+    places: Sequence[_Place],
+    teachers: Sequence[TeacherSpec],
+    max_usd: float,
+    instructions: str | None = None,
 ) -> tuple[dict[tuple[str, str], TeacherAction], float, bool]:
-    """Ask at some decisions. Returns the answers by state and teacher, what was paid, and whether money ended."""
-    states = project.states(project.root.batches("states")).of([place.number for place in places])
-    report = replay_in_thread(
-        states,
-        teachers,
-        max_total_usd=max(0.0, max_usd),
-        counts_recorded=False,
-        tick=project.on_progress,
-        ledger=project.settings.ledger_url(),
-        # The answers measure and are never trained on, so no terms on training apply.
-        accepted_terms=[each for teacher in teachers for each in (teacher.name, teacher.model)],
-        max_concurrency=project.settings.replay.max_concurrency,
-        retry=project.settings.replay.retry,
-        **accounts(project),
-    )
+    """Ask at some decisions. Returns the answers by state and teacher, what was paid, and whether money ended.
+
+    Raises:
+        ConfigError: there are instructions, and none of the prompts has a place for them.
+    """
+    numbers = [place.number for place in places]
+    states: Sequence[TraceState] = project.states(project.root.batches("states")).of(numbers)
+    if instructions is not None:
+        shown = list(states)
+        states = [instructed(state, instructions) for state in shown]
+        if states == shown:
+            raise ConfigError(
+                "no prompt of these decisions shows a CLAUDE.md of the project, so other instructions have no place"
+            )
+    batches = {place.batch for place in places}
+    with who_answers_looks(project, batches) as looks:
+        report = replay_in_thread(
+            states,
+            teachers,
+            max_total_usd=max(0.0, max_usd),
+            counts_recorded=False,
+            tick=project.on_progress,
+            ledger=project.settings.ledger_url(),
+            looks=looks,
+            max_looks=project.settings.replay.max_looks,
+            # The answers measure and are never trained on, so no terms on training apply.
+            accepted_terms=[each for teacher in teachers for each in (teacher.name, teacher.model)],
+            max_concurrency=project.settings.replay.max_concurrency,
+            retry=project.settings.replay.retry,
+            **accounts(project),
+        )
     answers = {(each.state_id, each.teacher): each for each in report.actions}
     paid = report.newly_spent_usd + report.unknown_usd
     return answers, paid, report.stop_reason == "budget"
+
+
+def instructed(state: TraceState, instructions: str) -> TraceState:
+    """Return a state whose prompt has other instructions in the place of the project's CLAUDE.md."""
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, str):
+            return _INSTRUCTIONS.sub(lambda found: found[1] + instructions.strip(), value)
+        if isinstance(value, list):
+            return [replaced(each) for each in value]
+        return {**value, "text": replaced(value["text"])} if "text" in value else value
+
+    messages = [
+        {**message, "content": replaced(message["content"])}
+        if message["role"] in ("user", "system") and message.get("content")
+        else message
+        for message in state["messages"]
+    ]
+    return {**state, "messages": messages}
 
 
 def _ask_again(
@@ -357,7 +409,8 @@ def _report(candidate: TeacherSpec, tally: _Answers) -> dict[str, Any]:
 
 def words_of(report: Mapping[str, Any]) -> str:
     """Return the verdict as one sentence."""
-    name, agent = report["model"], report["than"]
+    agent = report["than"]
+    name = report["model"] + (" with these instructions" if report["has_instructions"] else "")
     points, low, high = (round(100 * report[key]) for key in ("difference", "low", "high"))
     interval = f"{points:+d} points, {low:+d} to {high:+d}"
     kinds = [each for each in report["by_kind"] if each["n"] >= _FEWEST_OF_KIND]
