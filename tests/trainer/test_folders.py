@@ -154,14 +154,6 @@ def test_refused_settings_leave_no_folder(dataset_folder, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_second_launcher_is_kept_out_of_the_work_folder(held, capsys):
-    folder, process = held
-    before = files(folder)
-    assert main(["launch", "--work-dir", str(folder), "--set", "output=o-{rank}"]) == 2
-    assert f"process {process.pid} " in capsys.readouterr().err
-    assert files(folder) == before
-
-
 @pytest.mark.slow
 def test_ranks_share_the_folder_of_their_run(dataset_folder, tmp_path):
     words = settings(dataset_folder, tmp_path / "model")

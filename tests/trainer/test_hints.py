@@ -6,7 +6,6 @@ from trainer.hints import (
     JudgeHints,
     hint_for_row,
     layered,
-    raw_error_hint,
     template_hint,
 )
 
@@ -31,12 +30,6 @@ def test_a_known_error_gets_its_sentence(error, says):
     assert hint is not None
     assert hint.source == "template"
     assert says in hint.text
-
-
-def test_a_rejection_carries_the_users_words():
-    hint = template_hint(HintContext(error_text="use uv, not pip", outcome="user_rejected"))
-    assert hint is not None
-    assert hint.text.endswith("use uv, not pip")
 
 
 def test_an_unknown_error_is_told_as_it_is_and_shortened():
@@ -70,9 +63,3 @@ def test_a_judge_is_asked_only_where_it_is_put_and_once_a_context():
     known = HintContext(error_text="file has not been read yet")
     assert generate(known).source == "template"
     assert len(asked) == 1
-
-
-def test_a_silent_judge_leaves_the_row_out():
-    generate = layered(JudgeHints(complete=lambda prompt: ""))
-    assert generate(HintContext(error_text="x")) is None
-    assert raw_error_hint(HintContext(error_text=" ")) is None

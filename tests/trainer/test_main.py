@@ -104,12 +104,6 @@ def test_what_was_not_scored_has_no_figure(dataset_folder, tmp_path, capsys):
     assert len(sentences_of(report)) == 1
 
 
-def test_an_unknown_setting_ends_with_one_line(dataset_folder, tmp_path, capsys):
-    code = main(["--set", f"dataset={dataset_folder}", "--set", "trl.lerning_rate=1"])
-    assert code == 2
-    assert capsys.readouterr().err == "error: unknown setting trl.lerning_rate\n"
-
-
 def test_a_missing_dataset_ends_with_one_line(tmp_path, capsys):
     code = main(["--set", f"dataset={tmp_path}/none", "--set", f"output={tmp_path}/out"])
     assert code == 2

@@ -47,24 +47,6 @@ def test_the_pairs_of_one_state_and_none_of_another(inspect):
     assert "no state nobody among its training rows" in error
 
 
-def test_each_text_stands_below_what_is_done_with_it():
-    row = {
-        "state_id": "s1",
-        "weight": 0.9,
-        "prompt (read, not scored)": {"n_tokens": 7, "text": "<user>hi", "token_ids": []},
-        "chosen (scored)": {"n_tokens": 2, "text": "Read a", "token_ids": []},
-        "rejected (scored)": {"n_tokens": 3, "text": "Read b", "token_ids": []},
-        "cut by max_prompt_tokens": "2 steps left out",
-        "cut by max_response_tokens": {"chosen": "nothing", "rejected": "1 token"},
-        "budget": {"max_prompt_tokens": 8, "max_response_tokens": 4},
-    }
-    assert parts_of(row) == [
-        ("prompt: 7 of 8 tokens, read and not scored; cut: 2 steps left out", "<user>hi"),
-        ("chosen: 2 of 4 tokens, every one of them scored; cut: nothing", "Read a"),
-        ("rejected: 3 of 4 tokens, every one of them scored; cut: 1 token", "Read b"),
-    ]
-
-
 def test_a_state_that_is_only_imitated_shows_one_side(inspect, dataset_folder):
     state = load_preference_data(dataset_folder).positives[0]["state_id"]
     _, told, _ = inspect("--state", state, "--json")

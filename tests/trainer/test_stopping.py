@@ -170,15 +170,6 @@ def test_settings_that_change_it_are_refused_by_name(begun, changes, named):
     assert resumed(begun, one, **changes) == Path(one)  # asked for by its name
 
 
-def test_other_rows_or_processes_are_another_run(begun):
-    stamp = stamp_of(config_of(begun), n_processes=2)
-    with pytest.raises(TrainerConfigError, match="processes"):
-        checkpoint_to_resume("last", begun / "steps", stamp)
-    (begun / "a.parquet").write_bytes(b"other rows")
-    with pytest.raises(TrainerConfigError, match="the rows of the dataset"):
-        resumed(begun)
-
-
 def test_a_finished_run_stays_and_other_settings_are_refused_by_name_until_it_is_begun_again(begun):
     steps, stamp = begun / "steps", stamp_of(config_of(begun))
     assert not is_finished(steps, stamp, again=False)

@@ -21,9 +21,5 @@ def _arrays(file: str) -> Any:
     return np.load(DATA / f"{file}.npz")
 
 
-def names(file: str) -> list[str]:
-    return _arrays(file).files
-
-
 def tensor(file: str, name: str) -> Tensor:
     return torch.from_numpy(np.array(_arrays(file)[name]))

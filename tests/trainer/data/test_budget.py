@@ -7,7 +7,7 @@ import pytest
 import trl
 from transformers import PreTrainedTokenizerFast
 
-from trainer.data.budget import needs_of, sides_of, span_of
+from trainer.data.budget import needs_of, sides_of
 from trainer.data.rendering import Renderer
 from trainer.errors import DatasetError
 
@@ -236,17 +236,6 @@ def test_a_tail_is_the_last_tokens_and_a_hint_comes_on_top(make):
     assert "Read it first." in tail.tokenizer.decode(hinted[90:])
 
 
-def test_several_calls_in_one_message_pass_a_template_that_takes_one(make):
-    both = call("Read", 1, file_path="a.py")
-    both["tool_calls"] += call("Read", 2, file_path="b.py")["tool_calls"]
-    messages = [*session(1), both, result("A", 1), result("B", 2)]
-    renderer = make("llama3_1", 2000)
-    text = renderer.tokenizer.decode(renderer.prompt_ids(messages, TOOLS))
-    assert "a.py" in text
-    assert "b.py" in text
-    assert "several calls of one answer are written as text" in renderer.features.missing().values()
-
-
 def test_needs_are_read_from_every_kind_of_row_and_form():
     edit = call("Edit", file_path="a.py", old_string="x = 1", new_string="y")
     many = {"edits": [{"old_string": "y = 2", "new_string": "z"}], "path": "b.py"}
@@ -260,10 +249,3 @@ def test_needs_are_read_from_every_kind_of_row_and_form():
         "tools": ["Edit", "Many"],
     }
     assert needs_of(sides_of({"consensus": edit}))["texts"] == ["a.py", "x = 1"]
-
-
-def test_a_replaced_text_is_found_behind_line_numbers():
-    shown = "     1\tdef f():\n     2\t    return 1\n     3\t\n     4\tdef g():"
-    start, end = span_of(shown, "def f():\n    return 1")
-    assert shown[start:end] == "def f():\n     2\t    return 1"
-    assert span_of(shown, "def f():\n    return 2") is None

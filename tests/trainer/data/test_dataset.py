@@ -1,7 +1,4 @@
-import json
 import shutil
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +8,6 @@ from datasets import Dataset
 from tests.trainer.published import rows_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import load_preference_data
-from trainer.data.rendering import Renderer
 from trainer.data.sampler import weight_of
 from trainer.errors import DatasetError
 
@@ -25,16 +21,6 @@ def test_rows_come_back_as_messages_split_by_session(dataset_folder):
     assert row["chosen"][0]["tool_calls"][0]["function"]["name"] == "Read"
     assert data.prompts[0]["consensus"]["role"] == "assistant"
     assert row["tools"][0]["function"]["name"] == "Read"
-
-
-def test_a_dataset_of_pairs_alone_is_enough(dataset_folder, tmp_path):
-    (tmp_path / "pairs").mkdir()
-    shutil.copy(dataset_folder / "pairs" / "train-0.parquet", tmp_path / "pairs")
-    card = "---\nconfigs:\n- config_name: pairs\n  data_files:\n  - split: train\n"
-    (tmp_path / "README.md").write_text(card + "    path: pairs/train-*.parquet\n---\n")
-    data = load_preference_data(str(tmp_path))
-    assert len(data.pairs) == 20
-    assert (data.prompts, data.test_pairs, data.test_prompts) == ([], [], [])
 
 
 def test_a_dataset_of_lessons_alone_is_enough_to_imitate(dataset_folder, tmp_path):
@@ -104,21 +90,6 @@ def test_a_fault_of_a_row_is_a_sentence_with_row_and_column(tmp_path, row, said)
         load_preference_data(pairs_folder(tmp_path, [GOOD, GOOD | row]))
 
 
-def test_a_full_disk_is_a_sentence_that_says_where(tmp_path):
-    """The kernel refuses the write, in a process of its own: the limit can't be raised again."""
-    rows = [GOOD | {"prompt": [{"role": "user", "content": f"{i}" * 300}]} for i in range(500)]
-    folder = pairs_folder(tmp_path, rows)
-    program = (
-        "import resource, sys; from trainer.data.dataset import load_preference_data as load;"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000,) * 2); load(sys.argv[1])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False
-    )
-    last = done.stderr.splitlines()[-1]
-    assert "cannot read pairs/train: [Errno 27] File too large: its rows are copied to /" in last
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "said"),
@@ -132,38 +103,6 @@ def test_rows_given_to_the_trainer_are_held_to_the_same(composer, row, said):
     first, second = rows_of(1)[:2]
     with pytest.raises(DatasetError, match=said):
         composer(pairs=[first, second | row], beta_replay=1.0)
-
-
-@pytest.mark.slow
-def test_rows_given_to_the_trainer_may_have_tools_as_json_text(composer):
-    rows = rows_of(1)
-    written = [row | {"tools": json.dumps(row["tools"])} for row in rows]
-    given = [composer(pairs=one, beta_replay=1.0, render_tools=True) for one in (rows, written)]
-    ids = [one._next_pairs()["batch"]["dpo_chosen_input_ids"].tolist() for one in given]
-    assert ids[0] == ids[1]
-
-
-def test_a_refusal_of_the_template_says_what_the_template_says(tokenizer):
-    renderer = Renderer(tokenizer=tokenizer)
-    tokenizer = renderer.tokenizer
-    before, tokenizer.chat_template = tokenizer.chat_template, "{{ raise_exception('no poems') }}"
-    try:
-        with pytest.raises(DatasetError, match=r"refuses messages of the roles user: .*no poems"):
-            renderer.prompt_ids(SAID)
-    finally:
-        tokenizer.chat_template = before
-
-
-def test_columns_of_text_are_named(tmp_path):
-    texts = {"prompt": "a", "chosen": "b", "rejected": "c"}
-    with pytest.raises(DatasetError, match="row 0, column prompt: expected messages in the chat"):
-        load_preference_data(pairs_folder(tmp_path, [texts]))
-
-
-def test_json_text_is_read_as_what_it_holds(tmp_path):
-    row = {name: json.dumps(SAID) for name in ("prompt", "chosen", "rejected")}
-    [read] = load_preference_data(pairs_folder(tmp_path, [row])).pairs
-    assert read["prompt"] == SAID
 
 
 def test_names_that_arrow_put_into_other_rows_arguments_are_not_arguments(tmp_path):

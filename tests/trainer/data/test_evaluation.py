@@ -58,11 +58,6 @@ def test_the_format_only_control_keeps_form_and_drops_content():
     assert masked["prompt"] == pair(READ, SAID)["prompt"]
 
 
-def test_a_pair_that_differs_in_content_alone_is_not_in_the_control():
-    other = {**READ, "tool_calls": [call("Edit", '{"file_path": "auth.py"}')]}
-    assert format_only([pair(READ, other)]) == []
-
-
 def test_accuracy_and_margin_follow_the_model(model, collator):
     rows = [pair(READ, SAID), pair(READ, {"role": "assistant", "content": "Nothing is wrong."})]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -104,13 +99,6 @@ def test_a_model_that_reads_gains_by_the_prompt_and_one_that_does_not_gains_noth
 
 def asked(question, chosen, rejected):
     return {**pair(chosen, rejected), "prompt": [{"role": "user", "content": question}]}
-
-
-def test_a_tie_counts_half_and_nothing_is_nan(model, collator):
-    assert preference_score(model, collator, [pair(SAID, SAID)]).accuracy == 0.5
-    empty = preference_score(model, collator, [])
-    assert empty.n_pairs == 0
-    assert empty.accuracy != empty.accuracy
 
 
 def test_greedy_actions_are_compared_with_the_consensus(model, tokenizer):
@@ -194,15 +182,6 @@ def test_prompts_are_continued_together_as_each_alone(
     assert seen == ([16, 4] if is_padded else [8, 4, 4, 4])
 
 
-def test_long_prompts_share_a_batch_only_within_its_tokens(model, tokenizer, monkeypatch):
-    monkeypatch.setattr("trainer.data.acting.BATCH_TOKENS", 100)
-    seen: list[int] = []
-    prompts = [[9] * n for n in (30, 10, 120, 20, 40)]
-    greedy_texts(model, tokenizer, prompts, max_new_tokens=1, on_acted=seen.append)
-    assert seen == [3, 1, 1]
-    assert greedy_texts(model, tokenizer, [], max_new_tokens=1) == []
-
-
 def test_evaluation_has_all_its_parts_and_respects_its_limits(model, collator):
     rows = [pair(READ, SAID)] * 3
     prompts = [{"prompt": rows[0]["prompt"], "consensus": READ}] * 3
@@ -271,14 +250,3 @@ def test_an_evaluation_in_trees_runs_a_prompt_once_and_says_the_same(model, toke
     for name, score in expected.items():
         assert found[name].accuracy == score.accuracy
         assert found[name].margin == pytest.approx(score.margin, abs=1e-5)
-
-
-def test_the_same_tool_on_another_file_is_not_the_consensus_action(model, tokenizer):
-    renderer = Renderer(tokenizer=tokenizer, max_prompt_tokens=128, max_response_tokens=48)
-    rows = [{"prompt": [{"role": "user", "content": "Fix cart.py."}], "consensus": READ}]
-    for level, is_same in (("exact", True), ("effect", True), ("target", False), ("tool", False)):
-        found = consensus_rate(
-            model, renderer, rows, level=lambda *_, level=level: level, max_new_tokens=2
-        )
-        assert found["agreed"] == [is_same], level
-        assert (found["same"], found[level]) == (float(is_same), 1.0), level

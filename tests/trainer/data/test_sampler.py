@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.sampler import PairSampler, groups_of
-from trainer.errors import DatasetError
 from trainer.settings import SharedSettings
 
 
@@ -21,13 +20,6 @@ def test_every_epoch_sees_every_pair_once(n_pairs, batch_size, seed, n_groups):
     drawn = [i for step in range(2 * n_pairs) for i in sampler.step(step)]
     for epoch in range(len(drawn) // n_pairs):
         assert sorted(drawn[epoch * n_pairs : (epoch + 1) * n_pairs]) == list(range(n_pairs))
-
-
-@given(n_parts=st.integers(1, 8), batch_size=st.integers(1, 9), step=st.integers(0, 30))
-def test_the_parts_of_a_step_are_the_step(n_parts, batch_size, step):
-    sampler = PairSampler(17, batch_size=batch_size, seed=1)
-    parts = [sampler.part(step, part=p, n_parts=n_parts) for p in range(n_parts)]
-    assert [i for part in parts for i in part] == sampler.step(step)
 
 
 def test_a_step_depends_on_nothing_but_its_number():
@@ -51,13 +43,6 @@ def test_no_session_fills_many_steps_in_a_row():
     seen = ["".join(sorted({groups[i][0] for i in sampler.step(step)})) for step in range(200)]
     longest = max(len(list(run)) for _, run in itertools.groupby(seen))
     assert longest < 20
-
-
-def test_no_pairs_or_missing_groups_are_refused():
-    with pytest.raises(DatasetError, match="no pair to sample"):
-        PairSampler(0, batch_size=1)
-    with pytest.raises(DatasetError, match="2 groups for 3 pairs"):
-        PairSampler(3, batch_size=1, groups=[1, 2])
 
 
 def prefers(chosen, rejected, session):

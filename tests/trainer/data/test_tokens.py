@@ -1,8 +1,5 @@
 """Token ids at rest: those of the renderer, made once."""
 
-import os
-from concurrent.futures.process import BrokenProcessPool
-
 import pytest
 
 from tests.trainer.published import rows_of
@@ -73,17 +70,6 @@ def test_another_budget_is_another_file(tokenizer, data, tmp_path, change):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_another_template_is_another_file(tokenizer, data, tmp_path):
-    filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
-    before, other = tokenizer.chat_template, tokenizer.chat_template + "{# another #}"
-    try:
-        tokenizer.chat_template = other
-        filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
-    finally:
-        tokenizer.chat_template = before
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 @pytest.mark.slow
 def test_processes_write_the_same_bytes(tokenizer, data, tmp_path, monkeypatch):
     filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path / "one")
@@ -94,19 +80,3 @@ def test_processes_write_the_same_bytes(tokenizer, data, tmp_path, monkeypatch):
     [one], [two] = (list((tmp_path / name).iterdir()) for name in ("one", "two"))
     assert one.name == two.name
     assert one.read_bytes() == two.read_bytes()
-
-
-class Deadly:
-    """Ends the process that it is given to."""
-
-    def __reduce__(self):
-        return os._exit, (1,)
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_ends_the_run_and_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(tokens, "_WORTH_PROCESSES", 0)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    requests = [(str(n), {"messages": []}) for n in range(2 * tokens._PER_BATCH)]
-    with pytest.raises(BrokenProcessPool):
-        list(tokens._rendered(requests, Deadly()))

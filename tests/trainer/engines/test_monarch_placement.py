@@ -13,7 +13,6 @@ from trainer.engines.monarch.placement import (
 )
 from trainer.engines.settings_file import read_settings
 from trainer.errors import TrainerConfigError
-from trainer.settings import section_of
 
 VALUES = {"dataset": "org/pairs", "output": "out"}
 
@@ -31,19 +30,6 @@ def test_a_number_out_of_range_is_refused(placement, settings, message):
     config = read_settings(VALUES | settings)
     with pytest.raises(TrainerConfigError, match=message):
         Placement(**placement).check(config)
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"rank": 2}, "unknown setting engines.monarch.rank"),
-        ({"ranks": "two"}, "engines.monarch.ranks='two': .*valid integer"),
-        ({"ranks": True}, "ranks=True: .*valid integer"),
-    ],
-)
-def test_a_wrong_section_of_the_settings_file_is_named(section, message):
-    with pytest.raises(TrainerConfigError, match=message):
-        section_of(Placement, section, "engines.monarch.")
 
 
 def test_checkpoints_are_made_unless_the_settings_speak_of_them():

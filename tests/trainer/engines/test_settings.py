@@ -73,21 +73,6 @@ def test_a_compiled_model_is_refused_before_anything_is_loaded(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_file_for_a_gpu_is_read_whole():
-    import yaml
-
-    path = REPO / "trainer" / "gpu.yaml"
-    config = read_settings(yaml.safe_load(path.read_text()) | {"model": "m"})
-    assert (config.dtype, config.peft.rank) == ("bfloat16", 16)
-    assert config.shared.max_prompt_tokens == 4096
-
-
-def test_an_empty_section_of_a_file_is_none():
-    empty = dict.fromkeys(("tiny", "evaluation", "outer_options", "trl"))
-    values = {name: value for name, value in settings_file().items() if name != "trl"}
-    assert read_settings(values | empty) == read_settings(values)
-
-
 def test_section_of_an_engine_that_does_not_exist_is_refused():
     values = settings_file() | {"engines": {"vrel": {}}}
     for read in (without_engines, lambda v: read_settings(v, "verl")):
@@ -116,9 +101,6 @@ def test_field_without_counterpart_is_refused_and_speed_is_said(engine, caplog):
         ({"rollout": "contrast"}, "unknown setting rollout$"),
         ({"trl": 3}, "trl: expected a section"),
         ({"engines": {"verl": 3}}, r"engines\.verl: expected a section"),
-        ({"engines": {"trl": {"max_steps": 3}}}, r"engines\.trl\.max_steps: settings of TRL"),
-        ({"dtype": "bfloat16"}, "dtype=bfloat16: without `model`, the trainer makes a tiny model"),
-        ({"attention": "sdpa"}, "attention=sdpa: without `model`, the trainer makes a tiny model"),
         ({"outer_options": {"uri": "x"}}, "outer_options has no counterpart"),
         ({"trl": {"alpha_sdpo": -1}}, "alpha_sdpo=-1.0 is negative"),
         ({"trl": {"policy_weight": 0}}, "all three channels are off"),
@@ -131,11 +113,6 @@ def test_field_without_counterpart_is_refused_and_speed_is_said(engine, caplog):
 def test_bad_file_is_refused_with_the_fields_name(values, message):
     with pytest.raises(TrainerConfigError, match=message):
         read_settings(settings_file() | values, "verl")
-
-
-def test_numbers_that_yaml_leaves_as_text_are_numbers():
-    shared = read_settings(settings_file(learning_rate="3e-3", warmup_steps=2), "verl").shared
-    assert (shared.learning_rate, shared.warmup_steps) == (3e-3, 2)
 
 
 VERL = {"alpha_sdpo": 0.1, "sdpo_estimator": "teacher_topk", "objective": "grpo"}
@@ -166,16 +143,6 @@ def test_settings_within_the_table_pass(engine, trl):
 def test_what_an_engine_cannot_do_is_refused_with_what_to_change(engine, trl, message):
     with pytest.raises(TrainerConfigError, match=message):
         check(read_settings(settings_file(**trl), engine))
-
-
-def test_every_problem_is_listed_at_once():
-    values = settings_file(**VERL, temperature=0.5, teacher="ema") | {
-        "rollouts": "student",
-        "outer": "object_store",
-    }
-    with pytest.raises(TrainerConfigError) as caught:
-        check(read_settings(values, "verl"))
-    assert str(caught.value).count("\n  - ") == 4
 
 
 def test_page_holds_todays_table(tmp_path):

@@ -1,23 +1,20 @@
 """The adapter for VeRL, without VeRL: its own numbers, its files, and what it refuses."""
 
 import json
-import os
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from tests.trainer import vectors
-from tests.trainer.published import rows_of, session_rows, write_dataset
+from tests.trainer.published import rows_of, write_dataset
 from trainer.__main__ import main
-from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
 from trainer.engines.handover import TokenizedPairs, write_pairs
 from trainer.engines.settings_file import read_settings
 from trainer.engines.verl import launch
 from trainer.engines.verl.losses import (
     NOT_SCORED,
-    pair_terms,
     share_of_mean,
     topk_divergence,
 )
@@ -25,15 +22,12 @@ from trainer.engines.verl.options import VARIABLE, PluginOptions, current_option
 from trainer.engines.verl.prepare import prepare
 from trainer.engines.verl.reward import compute_score
 from trainer.errors import (
-    DatasetError,
-    ShapeError,
     TrainerConfigError,
 )
-from trainer.losses.channels import VARIANTS, ReplayOptions, SDPOOptions, replay_per_pair
+from trainer.losses.channels import SDPOOptions
 from trainer.losses.divergence import jsd_entries, log_probs, with_tail
 
 VECTORS = "verl_0_9_1"
-CASES = vectors.cases(VECTORS)["cases"]
 
 
 def tensor(key: str, name: str) -> torch.Tensor:
@@ -93,39 +87,6 @@ def test_unscored_position_costs_nothing_and_gets_no_gradient():
     assert (logits.grad[[0, 3]] != 0).any(-1).all()
 
 
-def test_batch_without_any_scored_position_still_has_a_graph():
-    logits = torch.randn(4, 10, requires_grad=True)
-    ids = torch.full((4, 3), NOT_SCORED)
-    topk_divergence(logits, ids, torch.zeros(4, 3), SDPOOptions()).sum().backward()
-    assert logits.grad is not None
-    assert (logits.grad == 0).all()
-
-
-def test_teacher_of_another_length_is_refused():
-    with pytest.raises(ShapeError, match="sequence parallelism"):
-        topk_divergence(torch.randn(4, 10), torch.zeros(5, 3), torch.zeros(5, 3), SDPOOptions())
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_alternating_rows_are_pairs(variant):
-    logps, lengths = -torch.rand(6, 7), torch.tensor([7, 3, 2, 7, 5, 5])
-    mask = (torch.arange(7) < lengths[:, None]).float()
-    reference, options = -torch.rand(6) * 5, ReplayOptions(variant=variant)
-    losses, margins = pair_terms(logps, mask, reference, options)
-    sums = (logps * mask).sum(-1)
-    expected = replay_per_pair(
-        sums[0::2],
-        sums[1::2],
-        lengths[0::2],
-        lengths[1::2],
-        reference[0::2],
-        reference[1::2],
-        options,
-    )
-    torch.testing.assert_close(losses, expected)
-    torch.testing.assert_close(margins, (sums / lengths)[0::2] - (sums / lengths)[1::2])
-
-
 # -- pairs -----------------------------------------------------------------------------------------
 
 
@@ -175,13 +136,6 @@ def test_tensors_hold_what_was_rendered(pairs):
         assert answer.tolist() == pairs.rows[index][f"{side}_ids"]
 
 
-def test_no_pairs_is_an_error_and_not_a_silent_channel(tmp_path, renderer):
-    with pytest.raises(DatasetError, match="beta_replay=0"):
-        write_pairs(tmp_path / "pairs.parquet", [], renderer)
-    with pytest.raises(DatasetError, match="no tokenized pairs"):
-        TokenizedPairs(tmp_path / "pairs.parquet")
-
-
 # -- options ---------------------------------------------------------------------------------------
 
 
@@ -201,13 +155,6 @@ def test_options_survive_the_way_through_the_environment(monkeypatch):
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(TrainerConfigError, match="is not set in this worker"):
         current_options()
-
-
-def test_taids_target_moves_with_the_step_and_ends():
-    options = PluginOptions(sdpo_wrapper="taid", taid_t_start=0.4, max_steps=10)
-    assert [options.sdpo_at(step).taid_t for step in (0, 5, 10, 99)] == [0.4, 0.7, 1.0, 1.0]
-    plain = PluginOptions()
-    assert plain.sdpo_at(5) == plain.sdpo
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -307,25 +254,6 @@ def test_run_that_verl_cannot_do_is_refused_before_anything_is_started(
         prepare(read_settings(values, "verl"))
 
 
-def test_channel_2_without_a_single_hint_is_refused(saved, tmp_path, monkeypatch):
-    rows = [row | {"hint": None} for row in session_rows(0)]
-    data = PreferenceData(pairs=rows, prompts=[], positives=[], test_pairs=[], test_prompts=[])
-    monkeypatch.setattr("trainer.engines.verl.prepare.load_preference_data", lambda *_, **__: data)
-    options = {"num_generations": 2, "per_device_train_batch_size": 4}
-    values = file("any", tmp_path, saved, **options)
-    with pytest.raises(DatasetError, match="no row has a hint"):
-        prepare(read_settings(values, "verl"))
-    silent = file("any", tmp_path, saved, alpha_sdpo=0, **options)
-    assert prepare(read_settings(silent, "verl")).n_hints == 0
-
-
-def test_schedule_that_verl_lacks_is_said(dataset_folder, saved, tmp_path, caplog):
-    prepare(
-        read_settings(file(dataset_folder, tmp_path, saved, lr_scheduler_type="linear"), "verl")
-    )
-    assert "lr_scheduler_type=linear becomes constant" in caplog.text
-
-
 # -- is it live? -----------------------------------------------------------------------------------
 
 BOTH = PluginOptions(alpha_sdpo=0.1, beta_replay=0.05)
@@ -345,16 +273,6 @@ def test_first_step_without_a_channel_ends_the_run(tmp_path, caplog):
     assert "none of its rows has a hint" in caplog.text
 
 
-def test_live_channels_are_those_that_did_something():
-    rows = [
-        {"step": 1, "critic/advantages/max": 0.0, "actor/replay/n_pairs": 2.0},
-        {"step": 2, "critic/advantages/min": -1.0, "actor/sdpo/n_tokens": 5.0},
-    ]
-    assert launch.live_channels(rows, BOTH) == ["policy", "sdpo", "replay"]
-    assert launch.live_channels(rows[:1], BOTH) == ["replay"]
-    assert launch.live_channels([], BOTH) == []
-
-
 def test_without_verl_the_command_says_how_to_get_it(tmp_path, capsys):
     with pytest.raises(TrainerConfigError, match=r"recipes/verl/requirements\.txt"):
         launch.require_version()
@@ -362,13 +280,6 @@ def test_without_verl_the_command_says_how_to_get_it(tmp_path, capsys):
     path.write_text(json.dumps(file("any", tmp_path, "any")))
     assert main(["verl", "--config", str(path)]) == 2
     assert "the engine verl needs the package verl" in capsys.readouterr().err
-
-
-def test_plugin_does_nothing_in_a_process_of_nobodys_run():
-    """`import verl` loads it in every environment where this package is installed."""
-    import trainer.engines.verl.plugin as plugin
-
-    assert plugin.VARIABLE not in os.environ
 
 
 # -- the same file under TRL -----------------------------------------------------------------------

@@ -38,11 +38,8 @@ from trainer.model.packing import (
     packed_logps,
     packed_pair_logps,
 )
-from trainer.model.pair_forward import choose_pair_forward
-from trainer.model.tree_attention import FlashTreeAttention
 from trainer.model.tree_layout import pack_pairs
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 SIZES = {
     "vocab_size": 60,
     "hidden_size": 32,
@@ -118,16 +115,6 @@ def test_packed_pairs_equal_one_pair_at_a_time(seed, n_states, family):
     assert_same_training_signal(model, pairs, packed_logps(model, pack_pairs(pairs)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_long_trace_equals_one_pair_at_a_time(device):
-    model = make_model(num_hidden_layers=3, hidden_size=64).to(device)
-    pairs = trace_pairs(40, seed=7)
-    tree = pack_pairs(pairs)
-    assert tree.n_unpacked_tokens > 20 * tree.n_tokens
-    assert_same_training_signal(model, pairs, packed_logps(model, tree))
-
-
 @pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
 def test_the_models_own_attention_makes_no_difference(implementation):
     model, other, pairs = make_model(), make_model(), trace_pairs(4)
@@ -187,23 +174,6 @@ def test_the_attention_swap_is_not_saved(tmp_path):
         packed_logps(model, pack_pairs(trace_pairs(2)))
     model.save_pretrained(tmp_path)
     assert "prefix_tree" not in (tmp_path / "config.json").read_text()
-
-
-def test_soft_capped_and_scaled_logits_follow_the_model():
-    sizes = {name: value for name, value in SIZES.items() if name != "vocab_size"}
-    config = Gemma2Config(
-        vocab_size=60,
-        **sizes,
-        head_dim=8,
-        final_logit_softcapping=3.0,
-        attn_logit_softcapping=None,
-        sliding_window=4096,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    model = Gemma2ForCausalLM._from_config(config).train()
-    pairs = trace_pairs(3)
-    assert_same_training_signal(model, pairs, packed_logps(model, pack_pairs(pairs)))
 
 
 def padded_batch(pairs):
@@ -288,13 +258,6 @@ def test_sliding_windows_and_sinks_of_real_layers_are_followed(name):
     assert_same_training_signal(model, pairs, packed_logps(model, pack_pairs(pairs)))
 
 
-def test_other_kernels_are_refused_with_the_way_out():
-    model = make_model()
-    model.config._attn_implementation_internal = "kernels-community/paged"
-    with pytest.raises(TrainerConfigError, match='attn_implementation="sdpa"'):
-        packed_logps(model, pack_pairs(trace_pairs(2)))
-
-
 def test_models_without_exchangeable_attention_are_refused():
     tree = pack_pairs(trace_pairs(2))
     bloom = BloomForCausalLM(BloomConfig(vocab_size=60, hidden_size=32, n_layer=1, n_head=2))
@@ -324,60 +287,4 @@ def test_a_layer_that_does_not_pass_the_tree_on_is_noticed():
         packed_logps(model, pack_pairs(trace_pairs(2)))
 
 
-def test_flash_attention_keeps_its_name_and_follows_trees(monkeypatch):
-    """Its kernels need a GPU; all that is between them and the tree is transformers' own code."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    named = []
-
-    def flash(module, query, key, value, _mask, **options):
-        named.append(module.config._attn_implementation)
-        return sdpa_attention_forward(module, query, key, value, None, is_causal=True, **options)
-
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", flash)
-    plain = make_model("llama").eval()
-    model = make_model("llama").eval()
-    model.config._attn_implementation_internal = "flash_attention_2"
-    for layer in model.model.layers:
-        layer.self_attn.config = model.config
-    tree = pack_pairs(trace_pairs(4))
-    enable_tree_attention(model)
-    enable_tree_attention(model)  # once is enough
-    with torch.no_grad():
-        for found, expected in zip(
-            packed_logps(model, tree), packed_logps(plain, tree), strict=True
-        ):
-            torch.testing.assert_close(found, expected)
-        assert not named
-        ids = torch.arange(7)[None]
-        torch.testing.assert_close(model(ids).logits, plain(ids).logits)
-    assert named == ["flash_attention_2"] * SIZES["num_hidden_layers"]
-
-
 OutOfResources = type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no such kernel"), OutOfResources("shared memory")])
-def test_a_kernel_that_does_not_compile_or_launch_leaves_pairs_unpacked(monkeypatch, error):
-    def kernel(*_arguments, **_options):
-        raise error
-
-    model, batch = make_model(), padded_batch(trace_pairs(2))
-    monkeypatch.setattr(FlashTreeAttention, "_attend", kernel)
-    chosen = choose_pair_forward(model, batch, setting="auto", max_tokens=999)
-    assert chosen.choice == f"padded: {error}"
-    assert chosen(model, batch)[0][0].isfinite().all()
-    with pytest.raises(TrainerConfigError, match=f"pair_forward=packed: {error}"):
-        choose_pair_forward(model, batch, setting="packed", max_tokens=999)
-
-
-def test_a_mistake_of_ours_is_no_reason_to_run_unpacked(monkeypatch):
-    def kernel(*_arguments, **_options):
-        raise KeyError("typo")
-
-    monkeypatch.setattr(FlashTreeAttention, "_attend", kernel)
-    with pytest.raises(KeyError, match="typo"):
-        choose_pair_forward(
-            make_model(), padded_batch(trace_pairs(2)), setting="auto", max_tokens=999
-        )

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from trainer.errors import TrainerConfigError
 from trainer.model.serve import LocalModel, ModelServer, _Asked, _Sampling
 
 QUESTION = {"messages": [{"role": "user", "content": "What now?"}], "max_tokens": 8}
@@ -126,26 +125,6 @@ def test_samples_have_the_distribution_of_the_softmax():
     assert (deviation <= 4 * (expected * (1 - expected) / n).sqrt()).all()
 
 
-def test_a_penalty_of_the_models_own_settings_is_not_used(server, tmp_path):
-    before = ask(server, temperature=0, max_tokens=24)["choices"]
-    settings = tmp_path / "m" / "generation_config.json"
-    own = json.loads(settings.read_text()) | {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1}
-    settings.write_text(json.dumps(own))
-    server.model = LocalModel(tmp_path / "m")
-    assert ask(server, temperature=0, max_tokens=24)["choices"] == before
-
-
-def test_an_impossible_request_is_refused_and_one_beside_it_is_answered(server):
-    wrong = {"max_tokens": -1}, {"temperature": -1}, {"temperature": "warm"}, {"seed": "x"}
-    with ThreadPoolExecutor(6) as pool:
-        refused = [pool.submit(ask, server, **each) for each in wrong]
-        answered = [pool.submit(ask, server, seed=seed) for seed in (10**30, -1)]
-    assert all(each.result()["choices"] for each in answered)
-    for each in refused:
-        with pytest.raises(urllib.error.HTTPError, match="400"):
-            each.result()
-
-
 def test_a_failure_of_the_model_reaches_all_who_wait_and_ends_there(server, monkeypatch):
     def failing(*_, **__):
         raise RuntimeError("out of memory")
@@ -165,11 +144,6 @@ def test_a_cut_answer_says_so_and_a_bad_request_is_refused(server):
     assert answer["choices"][0]["finish_reason"] == "length"
     with pytest.raises(urllib.error.HTTPError, match="400"):
         ask(server, messages="no messages")
-
-
-def test_a_folder_without_a_model_is_named(tmp_path):
-    with pytest.raises(TrainerConfigError, match="no model there"):
-        LocalModel(tmp_path)
 
 
 def test_a_served_checkpoint_shows_prompts_as_its_training_did(tmp_path, model, tokenizer):

@@ -77,10 +77,6 @@ def rows_of(output: Path) -> list[dict]:
     ]
 
 
-def weights(output: Path) -> bytes:
-    return (output / "checkpoint" / "model.safetensors").read_bytes()
-
-
 @pytest.fixture(scope="module")
 def undisturbed(dataset_folder, tmp_path_factory):
     """A run that nobody kills, and how many requests it makes."""

@@ -72,15 +72,6 @@ def test_of_eighteen_plausible_actions_one_or_two_are_right_when_they_are_run(so
         assert did.count("wrong") == 18 - len(one.right)
 
 
-def test_another_spelling_of_a_right_action_is_right(some):
-    spelled = {"read": "cat {}", "remove": "rm -f {}", "run": "python  {}"}
-    for one in some:
-        path = one.family.path.format(x=one.right[0])
-        command = spelled[one.family.verb].format(path)
-        call = {"function": {"name": "Bash", "arguments": json.dumps({"command": command})}}
-        assert one.run({"tool_calls": [call]})[0] == "right", one.family.name
-
-
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -100,10 +91,6 @@ def test_an_action_that_reaches_beyond_the_folder_is_refused(some, name, argumen
     assert some[0].run({"tool_calls": [{"function": {"name": name, "arguments": text}}]})[0] == (
         "refused"
     )
-
-
-def test_a_text_is_no_call(some):
-    assert some[0].run({"role": "assistant", "content": "Done."}) == ("no_call", "")
 
 
 def recorded(recipe, folder, asked, *, is_right):
@@ -128,14 +115,6 @@ def test_a_session_is_read_back_as_the_prompt_and_the_action(recipe, some, tmp_p
         assert state["messages"] == one.prompt
         assert one.run(state["student_action"]) == one.run(action)
         assert [tool["function"]["name"] for tool in state["tools"]] == ["Read", "Bash"]
-
-
-def test_an_agent_that_says_something_is_recorded_too(recipe, some, tmp_path):
-    recipe["tasks"].write_sessions(
-        tmp_path, some[:1], [{"role": "assistant", "content": "I am not sure."}]
-    )
-    [state] = ClaudeCodeIngester().ingest(tmp_path)
-    assert state["student_action"]["content"] == "I am not sure."
 
 
 @pytest.mark.slow
@@ -165,50 +144,6 @@ def wrong(recipe, tasks, tmp_path_factory):
     return folder, {one.id: one for one in asked}
 
 
-@pytest.mark.parametrize(
-    ("regime", "is_right", "together"),
-    [
-        ("stronger", 0.7, 0.5),
-        ("equal", 0.45, 0.38),
-        ("weaker", 0.3, 0.49),
-        ("shared", 0.7, 0.87),
-        ("coin", 0.25, 0.43),
-        ("habits", 0.7, 0.5),
-    ],
-)
-def test_scripted_teachers_are_as_right_as_their_regime_says(
-    recipe, wrong, regime, is_right, together
-):
-    folder, by_id = wrong
-    states = {s["state_id"]: by_id[s["session_id"]] for s in ClaudeCodeIngester().ingest(folder)}
-    marks = []
-    for seed in range(4):
-        drawn = answers(recipe, folder, list(by_id.values()), regime, seed=seed)
-        for state_id, said in drawn.items():
-            one = states[state_id]
-            right = [one.family.message(name) for name in one.right]
-            marks.append([action in right for action in said.values()])
-    marks = np.array(marks)
-    assert marks.mean(0) == pytest.approx([is_right] * 3, abs=0.08)
-    assert (marks.all(1) | (~marks).all(1)).mean() == pytest.approx(together, abs=0.08)
-
-
-@pytest.mark.parametrize("agent", [0.2, 0.65])
-def test_stronger_teachers_are_ahead_of_whatever_agent_there_is(recipe, wrong, agent):
-    folder, by_id = wrong
-    states = {s["state_id"]: by_id[s["session_id"]] for s in ClaudeCodeIngester().ingest(folder)}
-    asked = list(by_id.values())
-    marks = [
-        states[state_id].run(action)[0] == "right"
-        for seed in range(2)
-        for state_id, said in answers(
-            recipe, folder, asked, "stronger", agent=agent, seed=seed
-        ).items()
-        for action in said.values()
-    ]
-    assert np.mean(marks) == pytest.approx(agent + 0.25, abs=0.08)
-
-
 def test_agreement_is_more_often_right_than_a_teacher_and_controls_fail_the_check(recipe, wrong):
     folder, by_id = wrong
     states = list(ClaudeCodeIngester().ingest(folder))
@@ -234,16 +169,6 @@ def test_agreement_is_more_often_right_than_a_teacher_and_controls_fail_the_chec
     # Where nobody is right more often than the agent, a coin tells nothing.
     coin = {**bought("coin"), "rejected_right": 0.45}
     assert recipe["table"].check(coin, gain)
-
-
-def test_the_reward_of_an_action_is_what_comes_of_running_it(recipe, some, monkeypatch):
-    drawn = {"n_form": 12, "n_train": 24, "n_test": 12}
-    monkeypatch.setenv(recipe["tasks"].DRAWN, json.dumps(drawn))
-    one, executed, draw = some[20], recipe["tasks"].executed, random.Random(0)
-    row = {"session_id": one.id}
-    assert executed(one.right_action(draw), row) == 1.0
-    assert executed(one.wrong_action(draw), row) == 0.1
-    assert executed({"role": "assistant", "content": "Done."}, row) == 0.0
 
 
 # --- statistics ----------------------------------------------------------------------------------
@@ -286,25 +211,6 @@ def test_a_real_difference_is_found_and_none_is_made_up(recipe):
     assert min(same["corrected_p"].values()) > 0.05
 
 
-def test_an_arm_of_fewer_seeds_is_not_named(recipe):
-    """The best of many arms that ran once is the best by luck."""
-    results = kept({"nothing": 0.45, "one": 0.45, "consensus": 0.5})
-    results["lucky"] = kept({"lucky": 0.7}, n_seeds=1)["lucky"]
-    found = recipe["table"].summary(results, AGREES | {"lucky": True})
-    assert found["named"]["best_of_agreement"] == "consensus"
-    assert found["arms"]["lucky"]["executed"] > found["arms"]["consensus"]["executed"]
-    assert {"lucky - nothing", "lucky - one"} <= found["corrected_p"].keys()
-
-
-def test_families_are_drawn_whole(recipe):
-    # Sixty tasks of one family that stand and fall together say as much as one task.
-    done = np.repeat(np.array([[1.0, 0.0, 1.0, 1.0]]), 60, axis=1)
-    together = recipe["table"].intervals({"a": done}, [f"f{i // 60}" for i in range(240)])["a"]
-    apart = recipe["table"].intervals({"a": done}, [f"f{i}" for i in range(240)])["a"]
-    assert together.std() > 5 * apart.std()
-    assert apart.std() == pytest.approx((0.75 * 0.25 / 240) ** 0.5, rel=0.1)
-
-
 def test_p_values_are_corrected_as_holm_did(recipe):
     # statsmodels.stats.multitest.multipletests([.01, .04, .03, .005], method="holm")
     corrected = recipe["table"].holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
@@ -323,71 +229,6 @@ def test_coin_labels_a_frozen_optimizer_and_no_pairs_fail_the_check(recipe):
         "it does not act better than the untrained model"
     ]
     assert check({"n_pairs": 0}, None) == ["there is no pair"]
-
-
-def test_a_control_that_passes_ends_the_command_with_an_error(recipe, capsys):
-    arms = {"coin, pairs": {"executed": 0.6, "check": []}}
-    assert recipe["table"].report({"regimes": {"stronger": {"arms": arms}}}) == 1
-    arms["coin, pairs"]["check"] = ["there is no pair"]
-    assert recipe["table"].report({"regimes": {"stronger": {"arms": arms}}}) == 0
-    assert "there is no pair" in capsys.readouterr().out
-
-
-def test_table_and_picture_are_written_of_whatever_there_is(recipe, tmp_path):
-    (tmp_path / "run.json").write_text("[]")
-    rates = {"nothing": 0.4, "consensus, pairs": 0.6, "an arm of another version": 0.9}
-    for name, of in kept(rates).items():
-        for seed, result in enumerate(of):
-            path = tmp_path / "arms" / f"stronger, {name}, {seed}.json"
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps({"value": result, "cpu_s": 2.0}))
-    for usd in (0.01, 0.02):
-        for purchase in ("one", "consensus", "value"):
-            path = tmp_path / "bought" / f"equal, {purchase}, {usd}" / "worth.json"
-            path.parent.mkdir(parents=True)
-            path.write_text(json.dumps({"value": {"usd": usd, "n_right_pairs": 9}, "cpu_s": 2.0}))
-    table = recipe["table"].write(tmp_path, recipe["run"].PLAN)
-    arms = table["regimes"]["stronger"]["arms"]
-    assert {name: arm["seeds"] for name, arm in arms.items()} == {
-        "nothing": 1,
-        "consensus, pairs": 3,
-    }
-    assert json.loads((tmp_path / "table.json").read_text()) == table
-    picture = (tmp_path / "picture.svg").read_text()
-    assert "consensus, pairs" in picture
-    assert "right pairs" in picture
-
-
-@pytest.mark.parametrize(
-    ("words", "n_arms", "by_two_seeds", "elsewhere"),
-    [
-        ([], {"stronger": 25, "habits": 3, "trained.stronger": 3}, 6, set()),
-        (["--size", "quick"], {"stronger": 9}, 0, set()),
-        (["--size", "quick", "--seeds", "7", "9"], {"stronger": 9}, 5, set()),
-        (["--regimes", "trained.weaker"], {"trained.weaker": 3}, 0, {"stronger", "weaker"}),
-        (["--arms", "nothing", "channel 1"], {"stronger": 2}, 1, {"weaker"}),
-        (["--arms"], {}, 0, {"stronger"}),
-    ],
-)  # fmt: skip
-def test_what_runs_follows_from_the_plan_and_the_options(
-    recipe, tmp_path, monkeypatch, words, n_arms, by_two_seeds, elsewhere
-):
-    run, ran = recipe["run"], defaultdict(list)
-    for variable in (recipe["tasks"].DRAWN, "PYTHONPATH"):
-        monkeypatch.setenv(variable, "")  # which the run sets, and this test puts back
-    monkeypatch.setattr(
-        run.Work, "arm", lambda _work, regime, arm, seed: ran[regime].append((arm["name"], seed))
-    )
-    monkeypatch.setattr("sys.argv", ["run.py", str(tmp_path / "out"), *words])
-    assert run.main() == 0
-    for regime, n in n_arms.items():
-        assert len({name for name, _ in ran[regime]}) == n, regime
-    seeds = defaultdict(set)
-    for name, seed in ran["stronger"]:
-        seeds[name].add(seed)
-    assert sum(len(of) > 1 for of in seeds.values()) == by_two_seeds
-    assert len(seeds.get("nothing", [0])) == 1
-    assert not any(ran[regime] for regime in elsewhere)
 
 
 def test_the_trainer_understands_the_settings_of_every_arm(recipe, tmp_path):

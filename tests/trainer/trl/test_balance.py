@@ -74,13 +74,6 @@ def test_pairs_of_one_kind_cannot_be_balanced(model, collator, args, wrong):
     assert f"ranks all 8 pairs {'wrong' if wrong else 'right'}" in found.refusal
 
 
-def test_without_pairs_there_is_nothing_to_balance(model, collator, args):
-    imitated = [{**row, "rejected": row["chosen"]} for row in rows_of(1)]
-    found = balanced(imitated, model, collator, FORWARD, args)
-    assert (found.n_right, found.n_wrong, found.refusal) == (0, 0, None)
-    assert [row["balance"] for row in found.pairs] == [1.0] * len(imitated)
-
-
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_a_pair_of_half_the_balance_moves_the_model_half_as_much(composer, model):
     """Only the preference loss, and by plain gradients: Adam would hide the size of a step."""
@@ -143,13 +136,6 @@ def test_a_model_that_prefers_every_rejected_side_only_imitates(turned, tmp_path
     assert {"kind": "fact", "text": said} in sentences_of(report)
     inspected = json.loads((tmp_path / "inspected.json").read_text())
     assert [row["balance"] for row in inspected if "rejected (scored)" in row] == [0.0] * 3
-
-
-def test_nothing_is_left_to_learn_if_pairs_alone_were_asked_for(turned, tmp_path, capsys):
-    assert main(words(turned, tmp_path, "trl.objective=dapo", "trl.policy_weight=0")) == 2
-    error = capsys.readouterr().err
-    assert "all channels are off" in error
-    assert "trl.balance_pairs=false" in error
 
 
 def test_ranks_share_the_scoring_and_agree(turned, tmp_path):

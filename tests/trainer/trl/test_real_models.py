@@ -11,8 +11,6 @@ import yaml
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
 )
@@ -23,7 +21,6 @@ from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
 from trainer.engines.settings_file import read_settings
 from trainer.errors import TrainerConfigError
-from trainer.model.causal_lm import length_dependent_positions
 from trainer.model.loading import layer_range
 from trainer.trl.run import prompts_dataset
 
@@ -37,21 +34,6 @@ SIZES = {
 }
 
 
-def gemma(tokenizer, window: int):
-    config = Gemma3TextConfig(
-        **SIZES,
-        vocab_size=len(tokenizer),
-        head_dim=16,
-        sliding_window=window,
-        layer_types=["sliding_attention", "full_attention"],
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    torch.manual_seed(0)
-    return Gemma3ForCausalLM(config)
-
-
 def llama(tokenizer, **rope):
     config = LlamaConfig(
         **SIZES,
@@ -63,53 +45,6 @@ def llama(tokenizer, **rope):
     )
     torch.manual_seed(0)
     return LlamaForCausalLM(config)
-
-
-@pytest.mark.slow
-def test_a_window_shorter_than_the_pairs_is_followed_in_a_tree(composer, tokenizer):
-    trainer = composer(model=gemma(tokenizer, 16), policy_weight=0.0, beta_replay=1.0, max_steps=1)
-    assert trainer.pair_forward == "packed"
-    trainer.train()
-    assert trainer.n_live_steps["replay"] == 1
-
-
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "dynamic", "factor": 2.0},
-        {
-            "rope_type": "longrope",
-            "factor": 2.0,
-            "short_factor": [1.0] * 8,
-            "long_factor": [2.0] * 8,
-            "original_max_position_embeddings": 64,
-        },
-    ],
-)
-@pytest.mark.slow
-def test_rotary_scaling_by_length_is_not_packed(composer, tokenizer, rope):
-    model = llama(tokenizer, **rope)
-    assert rope["rope_type"] in str(length_dependent_positions(model))
-    assert length_dependent_positions(llama(tokenizer, rope_type="default")) is None
-    trainer = composer(model=model, beta_replay=1.0, alpha_sdpo=0.1, teacher="live", max_steps=1)
-    assert trainer.pair_forward.startswith("padded: ")
-    trainer.train()
-    with pytest.raises(TrainerConfigError, match=rope["rope_type"]):
-        composer(model=model, beta_replay=1.0, pair_forward="packed")
-
-
-def test_a_model_on_which_packed_differs_from_plain_runs_plain(composer, monkeypatch):
-    """Whatever makes a tree inexact on an architecture, the real model shows it."""
-    from trainer.model import pair_forward as module
-
-    original = module.packed_pair_logps
-    monkeypatch.setattr(
-        module,
-        "packed_pair_logps",
-        lambda *a, **k: tuple((sums + 0.1 * n, n) for sums, n in original(*a, **k)),
-    )
-    trainer = composer(beta_replay=1.0)
-    assert "packed pairs differ from single ones by 0.1 nats" in trainer.pair_forward
 
 
 def test_prompts_to_generate_from_have_the_datasets_tools_and_system_message(tokenizer, composer):

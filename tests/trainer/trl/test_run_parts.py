@@ -3,9 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedType
 
 from trainer.data.dataset import PreferenceData
 from trainer.data.tiny import RESPONSE_TEMPLATE
@@ -80,26 +77,3 @@ def test_the_tiny_tokenizer_reads_the_tool_calls_that_it_writes(tokenizer):
     ids = [tokenizer(part)["input_ids"] for part in (before + start, response)]
     parsed = tokenizer.parse_response(ids[1], prefix=ids[0])
     assert parsed["tool_calls"] == [call, call]
-
-
-@pytest.mark.parametrize("kind", ["MPS", "XPU"])
-def test_a_device_that_a_run_does_not_use_is_said(tmp_path, monkeypatch, caplog, kind):
-    places = {"MPS": torch.backends.mps, "XPU": torch.xpu}
-    config = read_settings({"dataset": "d", "output": str(tmp_path)})
-    trl_config(config, tmp_path)
-    assert not caplog.records
-    monkeypatch.setattr(places[kind], "is_available", lambda: True)
-    trl_config(config, tmp_path)
-    assert f"has an {kind} device, but the run uses the CPU" in caplog.text
-
-
-def test_deepspeed_is_refused_with_the_reason_by_setting_and_by_launcher(
-    tmp_path, composer, model, monkeypatch
-):
-    settings = {"dataset": "d", "output": str(tmp_path), "trl": {"deepspeed": "zero3.json"}}
-    with pytest.raises(TrainerConfigError, match="use DDP, FSDP2, or adapters"):
-        trl_config(read_settings(settings), tmp_path)
-    launched = property(lambda _: DistributedType.DEEPSPEED)
-    monkeypatch.setattr(Accelerator, "distributed_type", launched)
-    with pytest.raises(TrainerConfigError, match="use DDP, FSDP2, or adapters"):
-        composer(model=model)
