@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replay_pipeline.harness import HarnessStore
-from replay_pipeline.ingesters import IngestReport, Traces, ingest, state_id_of
-from replay_pipeline.ingesters.base import Turn
+from replay_pipeline.ingesters import IngestReport, Traces, ingest
+from replay_pipeline.ingesters.log_rows import state_ids_for
 from tests.client.scripted_model import Body
 
 _VERSION_LINE = "x-anthropic-billing-header:"
@@ -52,11 +52,12 @@ def compared(
         harnesses=harnesses,
     )  # fmt: skip
     states: dict[str, Any] = {state["state_id"]: state for state in traces.materialize()}
-    found = []
-    for message_id, body in requests:
-        turn = Turn(None, "assistant", 0, "", message_id=message_id)
-        if (state := states.get(state_id_of(turn))) is not None:
-            found.append(_compared(message_id, body, state))
+    ids = state_ids_for([message_id for message_id, _ in requests])
+    found = [
+        _compared(*request, states[state_id])
+        for request, state_id in zip(requests, ids, strict=True)
+        if state_id in states
+    ]
     return found, result.report
 
 

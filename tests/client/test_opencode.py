@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from replay_pipeline.ingesters import Traces, ingest
+from replay_pipeline.ingesters import ingest
 from tests.client.opencode import OpenCodeDesk, conversation
+from tests.replay_pipeline.ingesters.logs import states_of
 from tests.replay_pipeline.ingesters.test_opencode_database import plain
 
 
@@ -12,10 +13,7 @@ def test_every_decision_has_the_messages_that_opencode_sent(tmp_path: Path):
     model = conversation(desk)
     model.close()
     found = ingest(desk.data, redact=False)
-    traces = Traces(
-        sessions=found.sessions, turns=found.turns, states=found.states, tools=found.tools
-    )
     sent = sorted(plain(each["messages"]) for each in model.requests)
     assert len(sent) == 12, desk.said
-    assert sorted(plain(state["messages"]) for state in traces.materialize()) == sent
+    assert sorted(plain(state["messages"]) for state in states_of(found)) == sent
     assert found.report.skipped.keys() <= {"bookkeeping"}

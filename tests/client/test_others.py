@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from replay_pipeline.ingesters import Traces, ingest
+from replay_pipeline.ingesters import ingest
 from tests.client.others import AGENTS, OtherDesk
+from tests.replay_pipeline.ingesters.logs import states_of
 from tests.replay_pipeline.ingesters.test_opencode_database import plain
 
 NOT_IN_THE_LOG = {
@@ -24,10 +25,7 @@ def test_every_decision_has_the_messages_that_were_sent(agent: str, tmp_path: Pa
     found = ingest(desk.home / LOGS[agent], redact=False)
     assert found.sessions["agent"].to_pylist() == [agent], desk.said
     assert not [reason for reason in found.report.skipped if reason.startswith("unknown")]
-    traces = Traces(
-        sessions=found.sessions, turns=found.turns, states=found.states, tools=found.tools
-    )
-    read = [_known(agent, state["messages"]) for state in traces.materialize()]
+    read = [_known(agent, state["messages"]) for state in states_of(found)]
     assert len(model.requests) == 3
     assert read == [_known(agent, each["messages"]) for each in model.requests]
 

@@ -91,19 +91,6 @@ def test_a_line_of_the_model_is_shown_for_the_model_of_the_recording_alone():
         assert ("of_the_model" in filled.unfilled) == (not last)
 
 
-def test_what_is_not_known_is_noted_or_neutral(tmp_path, ingested):
-    store = HarnessStore(tmp_path)
-    store.keep(HARNESS)
-    for version, state in states(ingested, store):
-        numbers = tuple(map(int, version.split(".")))
-        if "harness" not in state:
-            is_older = numbers < tuple(map(int, VERSION.split(".")))
-            assert is_older or state["fidelity"] == "exact" or "system" in state
-            continue
-        note = state["harness"].get("note", "")
-        assert ("nearest older version" in note) == (version != VERSION)
-
-
 def test_without_a_harness_nothing_changes(tmp_path, ingested):
     without = [state for _, state in states(ingested, None)]
     assert without == [state for _, state in states(ingested, HarnessStore(tmp_path))]

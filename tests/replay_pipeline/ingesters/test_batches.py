@@ -65,14 +65,6 @@ def test_keys_sort_in_the_order_of_discovery_and_hold_no_comma(source: Path):
     assert discover([source]) == discover([source])
 
 
-def test_a_file_that_was_restored_with_an_older_date_still_sorts_after(source: Path):
-    first = discover([source])
-    session(source, "d")
-    dated(source / "d.jsonl", datetime(2020, 1, 1, tzinfo=UTC))
-    (second,) = discover([source], known=first)
-    assert second.key > first[0].key
-
-
 def test_what_a_manifest_covers_is_known(source: Path, tmp_path: Path):
     for batch in discover([source]):
         write_manifest(batch, tmp_path)

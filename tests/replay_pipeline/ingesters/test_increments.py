@@ -92,24 +92,6 @@ def test_a_batch_read_again_has_the_bytes_it_was_left_with(tmp_path: Path):
     assert digests == work.digests(first, INGESTED)
 
 
-def test_a_batch_without_superseded_states_stays_as_it_is(tmp_path: Path):
-    other = Log("other")
-    other.user("go")
-    other.says("m9", "here")
-    other.write(tmp_path / "logs")
-    (untouched,) = pipeline(tmp_path).ingest_new()
-    log = half_written()
-    log.write(tmp_path / "logs")
-    work = pipeline(tmp_path)
-    _, changed = work.ingest_new()
-    before = {key: work.digests(key, INGESTED) for key in (untouched, changed)}
-    log.answers("t2")
-    log.write(tmp_path / "logs")
-    work.ingest_new()
-    assert work.digests(untouched, INGESTED) == before[untouched]
-    assert work.digests(changed, INGESTED) != before[changed]
-
-
 def test_a_source_that_is_gone_is_read_from_the_bytes_that_were_kept(tmp_path: Path):
     log = half_written()
     path = log.write(tmp_path / "logs")

@@ -140,31 +140,6 @@ def test_a_blob_that_is_not_what_its_hash_says_is_not_believed(tmp_path: Path):
     assert shape(by_message(result, log)["m1"]["messages"]) == ["> go"]
 
 
-def test_user_rows_side_by_side_are_one_message(tmp_path: Path):
-    log = SentLog()
-    log.user("first")
-    log.user("second", isMeta=True)
-    log.request("r1", name_of(user("first", "second")))
-    log.says("m1", "done", requestRef="r1")
-    states = by_message(ingest(log.write(tmp_path), redact=False), log)
-    assert states["m1"]["fidelity"] == "exact"
-    assert shape(states["m1"]["messages"]) == ["> first\n\nsecond"]
-
-
-def test_a_fork_finds_the_requests_of_the_session_that_it_copied(tmp_path: Path):
-    origin = two_requests()
-    origin.write(tmp_path)
-    fork = Log("session-2", version="2.1.330")
-    copied = [line for line in origin.lines if b"api-request" not in line]
-    for line in copied:
-        fork.raw(line.replace(b'"session-1"', b'"session-2"'))
-    fork.raw(b"\n" * len(origin.bytes))  # the longer of two files is read first
-    fork.write(tmp_path)
-    result = ingest(tmp_path, redact=False)
-    assert result.report.requests == {"exact": 2}
-    assert result.report.n_duplicate_states == 2
-
-
 def test_what_was_sent_is_redacted_stored_once_and_no_turn_of_the_conversation(tmp_path: Path):
     secret = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
     log = SentLog()
