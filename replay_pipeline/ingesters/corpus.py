@@ -481,11 +481,12 @@ class _Corpus:
         if end > LONG_BYTES:
             # Read once for its people and once more for its rows, it is never in memory as a whole.
             again = reader.read(source.place, ReadCounts(), end)
-            users, known = self._people((log.turns, log.turns) for log in again)
+            users, known = self._people(((log.turns, log.turns) for log in again), keeps=False)
             give_back_memory()
         else:
             decided = list(decided)
-            users, known = self._people((log.turns, needed) for log, _, needed, _ in decided)
+            turns_of = ((log.turns, needed) for log, _, needed, _ in decided)
+            users, known = self._people(turns_of, keeps=True)
         sessions = self._add_logs(decided, source, users, known)
         if end > LONG_BYTES:
             give_back_memory()
@@ -555,12 +556,13 @@ class _Corpus:
         return fresh, _needed(log, fresh), labels
 
     def _people(
-        self, turns_of: Iterable[tuple[list[Turn], list[Turn]]]
+        self, turns_of: Iterable[tuple[list[Turn], list[Turn]]], *, keeps: bool
     ) -> tuple[frozenset[str], FoundValues]:
         """Collect who is named in a file and what is secret: a subagent is told what the session knows.
 
         Args:
             turns_of: for each conversation all of its turns, and those that are redacted.
+            keeps: whether calls store the strings of their arguments until then.
         """
         if self.redactor is None:
             return frozenset(), FoundValues()
@@ -569,7 +571,7 @@ class _Corpus:
         def told() -> Iterator[str]:
             for turns, needed in turns_of:
                 users.update(filter(None, map(user_of, {turn.cwd for turn in turns})))
-                yield from redactable_texts(needed)
+                yield from redactable_texts(needed, keeps=keeps)
                 yield from accounts_in(needed)
 
         people, known = self.redactor.learn(told())

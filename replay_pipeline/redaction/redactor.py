@@ -131,6 +131,7 @@ def _without_overlaps(edits: Iterable[_Edit]) -> Iterator[_Edit]:
 
 _Redacted = tuple[str, Counter[str]]
 """A text with placeholders, and what was replaced by kind."""
+_UNSEEN: _Redacted = "", Counter()
 
 
 class FoundValues:
@@ -164,9 +165,8 @@ class Redactor:
 
         def searched() -> Iterator[str]:
             for together in _chunks(texts):
-                new = [text for text in together if hash(text) not in known.edits]
-                for text, edits in zip(new, self._search(new, known.values), strict=True):
-                    known.edits[hash(text)] = edits
+                found = self._search(together, known.values)
+                known.edits.update(zip(map(hash, together), found, strict=True))
                 yield from together
 
         return people_in(searched()), known
@@ -181,12 +181,13 @@ class Redactor:
         """
         if len(text) < _MIN_CHARS:
             return text
-        is_same = users == self._users and known is self._known
+        is_same = known is self._known and users == self._users
         if not is_same or len(self._memo) > _MEMO_ENTRIES:
             self._forget(users, known)
-        if text not in self._memo:
+        redacted = self._memo.get(text, _UNSEEN)
+        if redacted is _UNSEEN:
             self._prepare([text])
-        redacted = self._memo[text]
+            redacted = self._memo[text]
         if redacted is None:
             return text
         self.counts.update(redacted[1])
@@ -294,12 +295,13 @@ class Redactor:
     ) -> Iterator[_Edit]:
         """Yield what a search of each text finds, where it stands among the texts side by side."""
         known = self._known.edits if self._known is not None else {}
-        others = [index for index, text in enumerate(given) if hash(text) not in known]
+        found = [known.get(hash(text)) for text in given]
+        others = [index for index, edits in enumerate(found) if edits is None]
         searched = dict(zip(others, self._search([texts[i] for i in others], None), strict=True))
-        for index, text in enumerate(given):
-            for edit in searched[index] if index in searched else known[hash(text)]:
-                start, end = edit.start, edit.end
-                if index not in searched and text != texts[index]:
+        for index, edits in enumerate(found):
+            for edit in searched[index] if edits is None else edits:
+                text, start, end = given[index], edit.start, edit.end
+                if edits is not None and text != texts[index]:
                     start = len(_with_homes(text[:start], homes))
                     end = start + len(_with_homes(text[edit.start : end], homes))
                 yield edit._replace(start=starts[index] + start, end=starts[index] + end)
@@ -328,10 +330,11 @@ def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yield different texts of some length, in parts that are searched side by side."""
     seen, together, n_chars = set[int](), list[str](), 0
     for text in texts:
-        if len(text) >= _MIN_CHARS and hash(text) not in seen:
-            seen.add(hash(text))
-            together.append(text)
-            n_chars += len(text)
+        if len(text) < _MIN_CHARS or (name := hash(text)) in seen:
+            continue
+        seen.add(name)
+        together.append(text)
+        n_chars += len(text)
         if n_chars > _CHUNK_CHARS:
             yield together
             together, n_chars = [], 0
