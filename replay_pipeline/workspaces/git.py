@@ -218,18 +218,6 @@ class Repository:
         start = bisect_right(commits, moment, key=lambda each: each.committed)
         return commits[start : start + n]
 
-    @cached_property
-    def _by_author(self) -> list[GitCommit]:
-        found = [*self.commits.values()]
-        found.reverse()
-        found.sort(key=lambda each: each.authored)
-        return found
-
-    def authored_before(self, moment: float, *, n: int) -> list[GitCommit]:
-        """Return the newest `n` commits by the time of their change, even if they were rebased later."""
-        end = bisect_right(self._by_author, moment, key=lambda each: each.authored)
-        return self._by_author[max(0, end - n) : end][::-1]
-
     def blob_id(self, tree: str, path: str) -> str | None:
         """Return the id of the file at `path` (relative, `/`) in a tree, or None."""
         parts = path.split("/")

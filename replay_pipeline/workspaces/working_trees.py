@@ -119,7 +119,6 @@ class WorkingTree:
         near = [
             *repository.before(moment, branch=self.branch, n=_N_COMMITS),
             *repository.before(moment, branch=None, n=_N_COMMITS),
-            *repository.authored_before(moment, n=_N_COMMITS),
         ]
         if is_later_used:
             near += repository.after(moment, branch=self.branch, n=_N_LATER)

@@ -9,13 +9,11 @@ log.
 import json
 import logging
 import os
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from replay_pipeline.errors import IngestError
@@ -97,30 +95,11 @@ def _opened(database: Path) -> Iterator[sqlite3.Connection]:
     has_log = database.with_name(f"{database.name}-wal").exists()
     # Without a log the file is all there is, and nothing needs to be made beside it.
     mode = "mode=ro" if has_log else "mode=ro&immutable=1"
-    with TemporaryDirectory() as aside:
-        rows = _connected(database, mode)
-        try:
-            rows.execute("SELECT 1 FROM sqlite_master").fetchone()
-        except (
-            sqlite3.OperationalError
-        ):  # a log whose index can't be made: a folder nobody may write to
-            rows.close()
-            rows = _connected(_copied(database, Path(aside)), "mode=rw")
-        with closing(rows):
-            rows.execute("BEGIN")
-            yield rows
-
-
-def _connected(path: Path, mode: str) -> sqlite3.Connection:
-    rows = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=_WAIT_S)
+    rows = sqlite3.connect(f"{database.absolute().as_uri()}?{mode}", uri=True, timeout=_WAIT_S)
     rows.row_factory = sqlite3.Row
-    return rows
-
-
-def _copied(database: Path, folder: Path) -> Path:
-    for path in (database.with_name(f"{database.name}-wal"), database):
-        shutil.copyfile(path, folder / path.name)
-    return folder / database.name
+    with closing(rows):
+        rows.execute("BEGIN")
+        yield rows
 
 
 def _is_settled(session: sqlite3.Row, settle_s: float) -> bool:
