@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from replay_pipeline.cli import app
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.views.doctor import examine
 from tests.roots import pipeline_at, project_root
 
 pytestmark = pytest.mark.slow
@@ -55,11 +54,6 @@ def test_a_retracted_session_is_gone_and_stays_away(root):
     assert sum(again["pairs"].values()) == n_after
 
 
-def test_retracting_from_nothing_says_so(root):
-    with pytest.raises(ConfigError, match="no dataset yet"):
-        command("retract", "--session", "s", "--yes", "--data", root)
-
-
 def test_status_says_whose_money_it_shows(root, monkeypatch):
     work = pipeline_at(root)
     work.replay(work.batches()[0])
@@ -69,25 +63,6 @@ def test_status_says_whose_money_it_shows(root, monkeypatch):
     assert "Money of real teachers" in shown
     assert "A second ledger holds $" in shown
     assert "REPLAY_TEACHERS=sample" in shown
-
-
-def test_one_problem_of_all_teachers_is_told_once(tmp_path):
-    teacher = {
-        "model": "m",
-        "base_url": "u",
-        "prompt_usd_per_mtok": 1,
-        "completion_usd_per_mtok": 1,
-    }
-    checks = [
-        {**teacher, "teacher": "a", "problem": "u cannot be reached: check the network"},
-        {**teacher, "teacher": "b", "problem": "u cannot be reached: check the network"},
-        {**teacher, "teacher": "c", "problem": "u does not serve m"},
-    ]
-    findings = {f["what"]: f for f in examine(Settings(data_dir=tmp_path), checks)}
-    assert findings["teacher b"] == {
-        "what": "teacher b", "ok": False, "detail": "the same as a",
-    }  # fmt: skip
-    assert findings["teacher c"]["detail"] == "u does not serve m"
 
 
 def test_dagster_works_by_the_settings_that_ui_is_given(root, tmp_path, monkeypatch):

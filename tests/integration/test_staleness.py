@@ -1,9 +1,8 @@
 """What Dagster itself calls stale is what the pipeline would do again."""
 
-import copy
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +23,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.budget.spending import stale_work
 from replay_pipeline.stages.staleness import declared
-from replay_pipeline.stages.work.trainer_process import TrainerJob
 from replay_pipeline.storage.schemas import WRITTEN_BY
-from replay_pipeline.testing import TeacherServer
 from replay_pipeline.types import SAMPLE_TEACHERS, TeacherSpec
 from tests.integration.processes import instance_of
 from tests.roots import PROJECT, Pipeline, pipeline_at, run_batches
@@ -156,7 +153,7 @@ OTHER_SETTINGS: dict[str, tuple[Any, list[str]]] = {
     "ingest.is_redacted": (False, ["ingest"]),
     "ingest.window": ("clear_tool_results:2", ["replay", "pairs", "normalize", "publish"]),
     "replay.gates": ([], ["replay"]),
-    "replay.ask_at": ("consequences", ["replay"]),
+    "replay.ask_at": ("steps", ["replay"]),
     "replay.accepted_terms": (["vendor/model"], ["publish"]),
     "pairs.agreement_threshold": (3, RULE),
     "pairs.min_p_better": (0.5, ["pairs"]),
@@ -204,18 +201,8 @@ def do_all(root: Path) -> Pipeline:
     work = pipeline_at(root)
     run_batches(work)
     work.publish()
-    if work.settings.train.config is not None:
-        work.train(launch=trained_at_once)
     sync(work)
     return pipeline_at(root)
-
-
-def trained_at_once(job: TrainerJob, _: object) -> None:
-    """Leave what a trainer leaves: that it is done, and not how, is what is asked here."""
-    job.output.mkdir(exist_ok=True)
-    report = {"loss_first": 2.0, "loss_last": 1.0, "steps": 1, "channels_live": ["policy"]}
-    (job.output / "report.json").write_text(json.dumps(report))
-    (job.output / "metrics.jsonl").write_text('{"loss/objective": 1.0}\n')
 
 
 def test_a_setting_decides_the_stages_that_it_is_about():
@@ -249,10 +236,9 @@ def see_both(
     root: Path, change: Callable[[], object], reason: str, values: str, stages: list[str]
 ) -> None:
     """Change something, and see what both say of it; do what they say, and see that it is enough."""
-    whole = (*WHOLE, *(("trained_model",) if pipeline_at(root).settings.train.config else ()))
     batches = pipeline_at(root).batches()
     with instance_of(root) as instance:
-        found_by_dagster = partial(stale, instance, batches, whole=whole)
+        found_by_dagster = partial(stale, instance, batches)
         assert found_by_dagster() == {}
         assert stale_work(pipeline_at(root))["batches"] == {}
 
@@ -272,81 +258,7 @@ def see_both(
         assert found_by_dagster() == {}
 
 
-def elaborate(root: Path, server: TeacherServer, **changes: dict[str, object]) -> None:
-    """Settings with teachers of one's own, and a training."""
-    config = root.parent / "train.yaml"
-    config.write_text(changes.pop("config", "seed: 1"))
-    teachers = {spec.name: spec for spec in server.teachers()}
-    for name, change in changes.pop("teachers", {}).items():
-        if change is None:
-            del teachers[name]
-        else:
-            teachers[name] = teachers[name].model_copy(update=change)
-    sections = {
-        "ingest": {"sources": [PROJECT], "max_batch_sessions": 3, "settle_s": 0},
-        "replay": {"teachers": list(teachers.values())},
-        "train": {"config": config},
-    }
-    write_settings(
-        root,
-        **{
-            name: sections.get(name, {}) | changes.get(name, {}) for name in {**sections, **changes}
-        },
-    )
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[TeacherServer]:
-    with TeacherServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def trained_root(server, tmp_path_factory) -> Path:
-    """A data root that has come as far as a model, with what Dagster knows of it."""
-    root = tmp_path_factory.mktemp("elaborate") / "data"
-    elaborate(root, server)
-    do_all(root)
-    return root
-
-
-@pytest.fixture
-def elaborate_root(trained_root, server, tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("REPLAY_DATA", str(tmp_path / "data"))
-    root = shutil.copytree(trained_root, tmp_path / "data")
-    elaborate(root, server)
-    return root
-
-
-FIRST, *_, LAST = NAMES = [spec.name for spec in SAMPLE_TEACHERS]
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "values", "stages"),
-    [
-        (
-            "replay.teachers",
-            {"teachers": {LAST: None}},
-            f"{', '.join(NAMES)} → {', '.join(NAMES[:-1])}",
-            ["replay", "publish"],
-        ),
-        ("train.config", {"config": "seed: 2"}, " → ", ["train"]),
-        (
-            "workspaces.execute",
-            {"workspaces": {"execute": "files"}},
-            "none → files",
-            ["pairs"],
-        ),
-    ],
-)
-def test_settings_of_teachers_and_of_models_are_told_alike(
-    elaborate_root, server, name, changes, values, stages
-):
-    change = partial(elaborate, elaborate_root, server, **copy.deepcopy(changes))
-    see_both(elaborate_root, change, f"{name}: ", values, stages)
-
-
-def test_where_and_how_fast_a_teacher_is_asked_makes_nothing_stale(elaborate_root, server):
+def test_where_and_how_fast_a_teacher_is_asked_decides_nothing():
     change = {
         "answers_as": "*",
         "api_key_env": "ANOTHER_KEY",
@@ -357,8 +269,12 @@ def test_where_and_how_fast_a_teacher_is_asked_makes_nothing_stale(elaborate_roo
     }
     decisive = {"name", "model", "params", "family", "dialect", "is_distillable"}
     assert change.keys() | decisive == TeacherSpec.model_fields.keys()
-    elaborate(elaborate_root, server, teachers={FIRST: change})
-    assert stale_work(pipeline_at(elaborate_root))["batches"] == {}
+    one, other = (
+        Settings(replay={"teachers": (spec,)})
+        for spec in (SAMPLE_TEACHERS[0], SAMPLE_TEACHERS[0].model_copy(update=change))
+    )
+    for stage in chain.STAGES:
+        assert declared(stage, one) == declared(stage, other)
 
 
 def test_files_that_settings_name_count_by_what_they_say(shown_root, tmp_path):

@@ -12,14 +12,9 @@ from typer.testing import CliRunner
 from replay_pipeline.assets.checks import as_result
 from replay_pipeline.cli import app
 from replay_pipeline.cli.bars import progress_bars
-from replay_pipeline.cli.console import show_pairs
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.replay import check_teachers
-from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.stages.audit.tables import faithful_prefixes
-from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.stages.views.doctor import examine
 from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
@@ -83,11 +78,6 @@ def test_a_replay_under_a_ceiling_tells_why_it_stopped_what_is_left_and_what_fin
     assert "Left to ask: no question." in run("status").output
 
 
-def test_status_tells_the_fidelity_of_a_batch(run):
-    run("ingest", SESSION)
-    assert "Prompts as long as recorded, within 10 %: 100% of" in run("status").output
-
-
 def test_teachers_that_answer_nothing_are_a_failure_with_its_commonest_reason(
     run, tmp_path, monkeypatch
 ):
@@ -110,16 +100,6 @@ def test_teachers_that_answer_nothing_are_a_failure_with_its_commonest_reason(
     assert "calls failed, most often with" in done.output
 
 
-def test_progress_off_a_terminal_is_a_line_at_every_tenth(capsys):
-    with progress_bars() as on_progress:
-        for n in range(101):
-            on_progress(Progress(stage="replay", n_done=n, n_total=100, cost_usd=0.5))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "replay 0 of 100, $0.5000"
-    assert lines[-1] == "replay 100 of 100, $0.5000"
-    assert len(lines) == 11
-
-
 def test_money_is_told_by_its_tenths_and_every_ten_seconds(capsys, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr("time.monotonic", lambda: 6 * next(clock))
@@ -135,24 +115,6 @@ def test_money_is_told_by_its_tenths_and_every_ten_seconds(capsys, monkeypatch):
     assert lines[-1] == "replay 10 of 5,000, $0.2000 of $2.00"
 
 
-def test_ingestion_is_told_in_bytes_of_what_is_done(run, tmp_path):
-    """A bar that counts files stands at ten of eleven while the longest is redacted."""
-    seen: list[Progress] = []
-    sessions = sorted(PROJECT.glob("*.jsonl"))
-    settings = Settings.load(
-        data_dir=tmp_path / "other",
-        changes={"ingest": {"sources": sessions, "max_batch_sessions": 2}},
-    )
-    Pipeline(settings, on_progress=seen.append).ingest_new()
-    n_bytes = sum(session.stat().st_size for session in sessions)
-    assert seen[0] == Progress(stage="ingest", n_done=0, n_total=n_bytes, unit="bytes")
-    last = {each.part: each for each in seen[1:]}
-    assert len(last) == -(-len(sessions) // 2)
-    assert sum(each.n_done for each in last.values()) == n_bytes
-    Pipeline(settings, on_progress=seen.append).ingest_new()
-    assert seen[-1] == Progress(stage="ingest", n_done=0, n_total=0, unit="bytes")
-
-
 def test_a_replay_of_what_is_finished_tells_that_nothing_was_asked_now(run):
     run("ingest", SESSION)
     first = next(iter(json.loads(run("replay", "--json").stdout).values()))
@@ -161,16 +123,6 @@ def test_a_replay_of_what_is_finished_tells_that_nothing_was_asked_now(run):
     assert (again["n_sent"], again["newly_spent_usd"]) == (0, 0)
     assert again["n_cached"] == first["n_sent"] + first["n_cached"] > 0
     assert again["spent_usd"] == first["spent_usd"] > 0
-
-
-@pytest.mark.slow
-def test_an_estimate_tells_what_the_ceiling_buys(run):
-    run("ingest", SESSION)
-    n_states = json.loads(run("estimate", "--json").stdout)["n_states"]
-    assert "Your ceiling" not in run("estimate").output
-    some = run("estimate", "--budget", "0.005").output
-    asked = int(re.search(r"Your ceiling of \$0\.01 pays for (\d+) of", some)[1])
-    assert 0 < asked < n_states
 
 
 @pytest.fixture
@@ -196,43 +148,6 @@ def test_a_confirmation_names_no_more_than_the_ceiling(served):
     assert "expected to cost 0.00 USD, its ceiling (all of it: " in str(refused.exception)
     assert f"(all of it: {expected:.2f})" in str(refused.exception)
     assert served("replay", "--budget", "0.0005", "--yes").exit_code == 0
-
-
-def test_teachers_without_a_key_are_a_table_and_one_line_on_80_columns(run, monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", "80")
-    teachers = [
-        f'[[replay.teachers]]\nname = "{name}"\nmodel = "{name}/x"\n'
-        'base_url = "http://127.0.0.1:9/v1"'
-        for name in ("deepseek", "qwen", "glm")
-    ]
-    settings = tmp_path / "mine.toml"
-    settings.write_text("[replay]\nsample_teachers = false\n" + "\n".join(teachers))
-    monkeypatch.delenv("REPLAY_TEACHERS")
-    shown = run("teachers", "list", "--settings", settings).output
-    assert shown.count("so nothing was sent") == 1
-    assert len(shown.splitlines()) <= 10
-    for name in ("deepseek/x", "qwen/x", "glm/x"):
-        assert name in shown
-
-
-def test_one_network_error_is_named_once(tmp_path):
-    teachers = [
-        spec.model_copy(update={"base_url": "http://127.0.0.1:9/v1", "api_key_env": None})
-        for spec in DEFAULT_TEACHERS
-    ]
-    checks = [check.to_json() for check in check_teachers(teachers)]
-    findings = examine(Settings(data_dir=tmp_path), checks)
-    told = [each["detail"] for each in findings if each["what"].startswith("teacher")]
-    assert len(told) == 3
-    assert sum("cannot be reached" in detail for detail in told) == 1
-    assert told[1:] == ["the same as deepseek"] * 2
-
-
-def test_no_two_columns_of_a_table_have_one_name(capsys, monkeypatch):
-    show_pairs({"b": {"outcomes": {"pair": 3}, "n_consensus": 2, "n_agreement": 1, "n_pairs": 3}})
-    heading = capsys.readouterr().out.splitlines()[2]
-    names = [name.strip() for name in re.split("[┃│]", heading) if name.strip()]
-    assert names == ["batch", "states", "teachers agree", "with the agent", "lessons", "pairs"]
 
 
 def test_a_check_that_judged_nothing_is_not_green_in_dagster(tmp_path):

@@ -1,11 +1,8 @@
 """A rehearsal: one's own sessions go the whole way without a key, and nothing of it passes for data."""
 
-import json
 
 import pytest
-from typer.testing import CliRunner
 
-from replay_pipeline.cli import app
 from replay_pipeline.cli.console import open_words
 from replay_pipeline.errors import PublishError
 from replay_pipeline.replay.ask.rows import teacher_actions_from_table
@@ -97,12 +94,6 @@ def test_answers_of_a_rehearsal_are_in_no_sum_of_real_ones(root):
         asked_nobody = f"no real teacher was asked at {n_states:,} states"
         ceiling = f"; a run pays at most ${work.settings.replay.max_total_usd:.2f} for them"
         assert words == asked_nobody + ceiling
-
-
-@pytest.mark.slow
-def test_the_same_sessions_are_rehearsed_alike(root):
-    rows = pipeline_at(root).root.read_all("states").to_pylist()
-    assert rehearsed_answers(rows) == rehearsed_answers(reversed(rows))
 
 
 @pytest.mark.slow
@@ -207,36 +198,3 @@ def test_a_batch_of_play_among_real_ones_keeps_all_of_them_back(root, to_hub, tm
     publish([(batch, play)], **prompts)
     with pytest.raises(PublishError, match="made up"):
         publish([("real", real)], **hub, **prompts)
-
-
-def test_positives_of_a_rehearsal_are_kept_back_too(root, to_hub, tmp_path):
-    from replay_pipeline.publish import publish
-
-    work = pipeline_at(root)
-    batch = work.batches()[0]
-    with pytest.raises(PublishError, match="made up"):
-        publish(
-            [], positives=[(batch, work.root.read("positives", batch))], prompts=work.prompts,
-            folder=tmp_path / "set", repo_id=REPO, token=TOKEN,
-        )  # fmt: skip
-
-
-def test_the_command_takes_the_teachers_by_an_option(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def command(*words: object) -> str:
-        done = CliRunner().invoke(app, [*map(str, words), "--data", "root"])
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    session = sorted(PROJECT.glob("*.jsonl"))[0]
-    command("ingest", session)
-    reports = json.loads(command("replay", "--teachers", "rehearsal", "--json"))
-    assert all(report["n_answers"] and not report["n_failed"] for report in reports.values())
-    assert "a rehearsal, which is play" in command("status", "--teachers", "rehearsal")
-    assert "made up in a rehearsal" in command("replay", "--teachers", "rehearsal")
-    told = " ".join(command("status").split())  # whoever the teachers of the settings are
-    assert "Play in 2" in told
-    assert "states; a run pays at most $10.00 for" in told
-    assert "no question" not in told

@@ -1,14 +1,13 @@
 """Pairs as the page has them, the marks, and the text view; the page itself runs in tests/browser."""
 
 import json
-import re
 
 import pytest
 
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.pages import in_portions, portion, read_marks
 from replay_pipeline.pages.files import inert
-from replay_pipeline.pages.sides import last_request, over_lines, shown_prefix, side_by_side
+from replay_pipeline.pages.sides import over_lines
 from replay_pipeline.publish.layout import pair_rows
 from replay_pipeline.storage.pair_rows import table_with_prompts
 from replay_pipeline.types import TeacherAction
@@ -119,64 +118,8 @@ def test_other_files_are_no_marks(tmp_path, text, error, what):
         read_marks(path)
 
 
-def test_readable_form_puts_the_object_first_and_text_on_lines():
-    arguments = {"new_string": "a\nb", "file_path": "x.py", "old_string": "a", "n": 1}
-    function = {"name": "Edit", "arguments": json.dumps(arguments)}
-    assert over_lines({"tool_calls": [{"function": function}]}).split("\n") == [
-        "Edit",
-        "  file_path: x.py",
-        "  old_string: a",
-        "  new_string:",
-        "    a",
-        "    b",
-        "  n: 1",
-    ]
-    assert over_lines({"content": "Done."}) == "Done."
-    assert over_lines(None, "as text") == "as text"
-    broken = {"tool_calls": [{"function": {"name": "T", "arguments": "{"}}]}
-    assert over_lines(broken) == "T\n  {"
-
-
-def test_side_by_side_keeps_every_line_of_both_sides():
-    left, right = "a\nb x\nc\nd", "a\nb y\nd\ne"
-    rows = side_by_side(left, right)
-    assert _joined(row.left for row in rows) == left
-    assert _joined(row.right for row in rows) == right
-    assert [s for row in rows for s in row.left or [] if s[1]] == [("x", True)]
-    long = "\n".join(map(str, range(1_000)))
-    assert _joined(row.left for row in side_by_side(long, "1")) == long
-
-
 def _joined(sides):
     return "\n".join("".join(text for text, _ in side) for side in sides if side is not None)
-
-
-def test_last_request_is_what_the_user_asked():
-    messages = [
-        {"role": "user", "content": "Old."},
-        {
-            "role": "user",
-            "content": "<command-name>/model</command-name>\n<command-args></command-args>\n\nFix it.",
-        },
-        {"role": "user", "content": "<local-command-stdout>Done</local-command-stdout>"},
-        {"role": "tool", "content": "ok"},
-    ]
-    assert last_request(messages) == "Fix it."
-    assert last_request([]) == ""
-    long = [{"role": "user", "content": "x" * 400}]
-    assert last_request(long, max_chars=10) == "xxxxx … xxxxx"
-
-
-def test_prefix_keeps_its_first_and_last_messages():
-    messages = [{"role": "user", "content": "first"}]
-    messages += [{"role": "tool", "content": f"{n} " + "x" * 100} for n in range(20)]
-    shown = shown_prefix(messages, max_chars=350)
-    assert [one["text"][:6] for one in shown] == ["first", "17 mes", "17 xxx", "18 xxx", "19 xxx"]
-    assert shown_prefix(messages, max_chars=10**6)[0]["text"] == "first"
-    assert len(shown_prefix(messages, max_chars=10**6)) == 21
-    cut = shown_prefix([{"role": "user", "content": "y" * 9_000}], max_chars=100)
-    assert re.search(r"5,000 characters are not shown", cut[0]["text"])
-    assert shown_prefix([], max_chars=100) == []
 
 
 def test_sides_are_shown_as_they_are_published():

@@ -1,5 +1,4 @@
 import json
-import logging
 import subprocess
 import sys
 
@@ -183,12 +182,6 @@ assert os.listdir() == []
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_the_log_says_how_many_pairs_stayed(default, make_row, pair_table, caplog):
-    with caplog.at_level(logging.INFO, logger="replay_pipeline"):
-        default.run(pair_table(make_row()))
-    assert "1 of 1 pairs kept" in caplog.text
 
 
 def test_the_example_in_the_documentation_runs():

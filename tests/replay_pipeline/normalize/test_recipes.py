@@ -18,10 +18,6 @@ from replay_pipeline.testing.sample import SESSIONS_DIR
 REPO = Path(replay_pipeline.__path__[0]).parent
 
 
-def test_a_checkout_reads_the_recipes_of_the_repository():
-    assert recipes_dir() == REPO / "recipes" / "replaysim"
-
-
 @pytest.mark.parametrize("name", ["agent", "default", "lint", "strict", "tool_calls"])
 def test_every_recipe_loads_and_no_step_leaves_a_parameter_to_an_earlier_one(name):
     """data-juicer's own command lets a second use of an operator inherit parameters of the first."""

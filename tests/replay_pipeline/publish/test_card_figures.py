@@ -1,6 +1,5 @@
 """Every figure of the card, worked out again from the rows that a reader of the dataset has."""
 
-import json
 import re
 from collections import Counter
 from itertools import pairwise
@@ -135,36 +134,6 @@ def test_lengths(card, rows):
         assert longest == max(lengths)
         bounds = [0, *limits]
         assert counted == [sum(low < n <= high for n in lengths) for low, high in pairwise(bounds)]
-
-
-def test_mean_bytes_of_the_sides(card, rows):
-    def n_bytes(message):
-        plain = {key: value for key, value in message.items() if value is not None}
-        plain["tool_calls"] = [
-            call | {"function": call["function"]
-                    | {"arguments": json.loads(call["function"]["arguments"])}}
-            for call in plain.get("tool_calls", ())
-        ]  # fmt: skip
-        if not plain["tool_calls"]:
-            del plain["tool_calls"]
-        return len(json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode())
-
-    pairs = every(rows, "pairs")
-    means = {
-        side: round(sum(n_bytes(row[side][0]) for row in pairs) / len(pairs))
-        for side in ("chosen", "rejected")
-    }
-    assert f"chosen {means['chosen']}, rejected {means['rejected']}." in card
-
-
-def test_columns_are_those_of_configs_that_have_rows(card, rows, tmp_path, kept_table):
-    names = {name for name, _ in table(card, "column")}
-    assert names == {name for row in every(rows) for name in row}
-    publish([("b", kept_table(1, 2))], folder=tmp_path / "set")
-    alone = (tmp_path / "set" / "README.md").read_text("utf-8")
-    told = dict(table(alone, "column"))
-    assert "completion" not in told
-    assert "positives" not in {name for name, *_ in table(alone, "config")}
 
 
 def test_what_stages_counted_is_told_of_the_batches_that_have_rows(card):

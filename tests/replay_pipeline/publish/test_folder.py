@@ -1,6 +1,4 @@
 import errno
-import hashlib
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,7 +6,6 @@ import pytest
 from replay_pipeline.errors import StorageError
 from replay_pipeline.publish import folder as room
 from replay_pipeline.publish import publish
-from replay_pipeline.publish.batch_facts import content_digest, encode
 from replay_pipeline.publish.folder import file_contents, replace_files
 from replay_pipeline.publish.version import read_manifests
 
@@ -42,14 +39,6 @@ def test_a_folder_of_data_goes_with_its_last_file_and_other_folders_stay(tmp_pat
     assert (target / ".git" / "refs").is_dir()
     assert (target / "link").readlink().as_posix() == "data"
     assert (target / "data" / "pairs" / "b").read_bytes() == b"2"
-
-
-def test_the_name_of_a_content_is_the_hash_of_its_manifests_as_indented_json():
-    some = {"b": {"x": [1, 2.5e-7, {}, []], "é": "\u2028\n"}, "a": {}, "c": {"n": None}}
-    for manifests in (some, {"a": {}}, {}):
-        text = json.dumps(manifests, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-        assert encode(manifests) == text.encode()
-        assert content_digest(manifests) == hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def test_a_full_disk_leaves_the_old_version(tmp_path, monkeypatch):

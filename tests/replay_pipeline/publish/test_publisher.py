@@ -28,14 +28,6 @@ def test_publishing_again_changes_nothing(tmp_path, kept_table, positives_table)
     assert {path.name for path in tmp_path.iterdir()} == {"set", ".set.lock"}
 
 
-def test_batches_can_come_one_by_one(tmp_path, kept_table):
-    batches = [(f"b{n}", kept_table(*range(n * 10, n * 10 + 10))) for n in range(3)]
-    publish(batches, folder=tmp_path / "at-once")
-    for batch in batches:
-        publish([batch], folder=tmp_path / "one-by-one")
-    assert snapshot(tmp_path / "at-once") == snapshot(tmp_path / "one-by-one")
-
-
 def test_a_changed_batch_replaces_its_own_files_only(tmp_path, kept_table):
     folder = tmp_path / "set"
     publish([("b1", kept_table(1, 2, 3)), ("b2", kept_table(4, 5, 6))], folder=folder)
@@ -73,11 +65,6 @@ def test_a_batch_key_that_is_no_folder_name_is_refused(tmp_path, kept_table, key
     with pytest.raises(ConfigError, match="trace batch"):
         publish([(key, kept_table(1))], folder=tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_batch_given_twice_is_refused(tmp_path, kept_table):
-    with pytest.raises(ConfigError, match="twice"):
-        publish([("b", kept_table(1)), ("b", kept_table(2))], folder=tmp_path / "set")
 
 
 def test_large_batches_are_written_as_several_shards(tmp_path, kept_table, monkeypatch):

@@ -6,11 +6,9 @@ import pytest
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.splits import (
     ConversationSplit,
-    long_messages,
     name_sha,
     position,
     shared,
-    sides_in,
 )
 
 
@@ -38,14 +36,6 @@ def test_when_all_fall_on_one_side_the_nearest_is_put_on_the_other():
     assert [split.of(session) for session in lowest] == ["test"] * 4 + ["train"]
 
 
-def test_one_conversation_or_no_fraction_moves_nothing():
-    (last,) = ids_by_position()[-1:]
-    assert over([last]).of(last) == "train"
-    assert {over(ids_by_position(), test_fraction=0.0).of(s) for s in ids_by_position()} == {
-        "train"
-    }
-
-
 def test_what_was_published_stays_where_it_is_though_the_other_side_is_empty():
     ordered = ids_by_position()
     sides = dict.fromkeys(map(name_sha, ordered[-3:]), "train")
@@ -63,25 +53,12 @@ def test_two_or_three_that_share_a_message_come_to_one_side_and_follow_what_was_
     assert split.of(low) == "train"
 
 
-def test_long_messages_are_those_of_published_conversations_from_all_batches():
-    by_batch = {"b1": {"a": ["m1"], "gone": ["m1"]}, "b2": {"a": ["m2"], "b": ["m1"]}}
-    said = long_messages(by_batch, {"a", "b"}, by_batch.__getitem__)
-    assert said == {"a": {"m1", "m2"}, "b": {"m1"}}
-    assert long_messages(by_batch, {"a", "b"}, None) == {}
-
-
 def test_a_message_ties_two_or_three_conversations_those_published_before_among_them():
     said = {"a": {"m1", "m2"}, "b": {"m2", "m3"}, "c": {"m3"}, "d": {"m3"}, "e": {"m4"}}
     said |= {name: {"m5"} for name in "fghi"}
     assert [*shared(said, {})] == [["a", "b", "m2"], ["b", "c", "d", "m3"]]
     n_published = {name_sha("m1"): 1, name_sha("m2"): 1, name_sha("m3"): 1, name_sha("m4"): 3}
     assert [*shared(said, n_published)] == [["a", "m1"], ["a", "b", "m2"]]
-
-
-def test_the_manifest_tells_the_side_of_each_hash_and_train_wins():
-    assert sides_in({}) == {}
-    sides = sides_in({"test": ["x", "y"], "train": ["y", "z"]})
-    assert sides == {"x": "test", "y": "train", "z": "train"}
 
 
 @pytest.mark.slow

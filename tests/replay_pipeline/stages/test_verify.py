@@ -8,9 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
-from replay_pipeline.errors import SchemaError
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.stages.views.verify import verify
 from tests.roots import pipeline_at, run_batches
@@ -79,13 +77,6 @@ def test_a_damaged_manifest_of_the_dataset_is_found(root):
     assert damaged(pipeline_at(root)) == [path.relative_to(root).as_posix()]
 
 
-def test_a_damaged_receipt_counts_as_none(root, caplog):
-    path = next((root / "receipts" / "pairs").glob("*.json"))
-    path.write_bytes(path.read_bytes()[:-40])
-    assert Receipts(root).read("pairs", path.stem) is None
-    assert "counts as not done" in caplog.text
-
-
 def test_what_was_retracted_is_no_damage(root):
     work = pipeline_at(root)
     work.retract(batches=work.batches()[:1])
@@ -100,11 +91,3 @@ def test_the_command_ends_with_1_where_something_is_damaged(root):
     found = run(app, ["verify", "--data", str(root)])
     assert found.exit_code == 1
     assert "outcomes" in found.output
-
-
-def test_a_damaged_table_names_the_command_that_finds_all_damage(root):
-    work = pipeline_at(root)
-    path = work.root.part("states", work.batches()[0])
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(SchemaError, match="replay-pipeline verify"):
-        work.root.read("states", work.batches()[0])

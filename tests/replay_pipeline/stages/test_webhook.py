@@ -29,10 +29,6 @@ def test_the_webhook_gets_the_words_and_the_facts():
     ]
 
 
-def test_without_an_address_nobody_is_told():
-    assert not notify(NotifySettings(), "night", "quiet", {})
-
-
 @pytest.mark.parametrize("status", [302, 404, 500])
 def test_a_refusal_is_logged_without_the_address_and_not_followed(status, caplog):
     with webhook(status) as (url, heard):
@@ -49,14 +45,6 @@ def test_a_server_that_never_ends_its_answer_is_left_behind(caplog):
         assert perf_counter() - began < 60
     assert len(heard) == 1
     assert "no answer within 0.3 s" in caplog.text
-
-
-def test_nobody_at_the_address_is_logged(caplog):
-    with webhook() as (url, _):
-        pass
-    assert not notify(settings(url), "night", "text", {})
-    assert "URLError" in caplog.text
-    assert "secret-path" not in caplog.text
 
 
 def test_reasons_leave_without_secrets_and_not_too_long():
