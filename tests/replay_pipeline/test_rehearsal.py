@@ -1,6 +1,5 @@
 """A rehearsal: one's own sessions go the whole way without a key, and nothing of it passes for data."""
 
-
 import pytest
 
 from replay_pipeline.cli.console import open_words
