@@ -108,6 +108,10 @@ class Contents:
     """Returns the answers at some states, by state."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
     """How often each family of models is right, estimated from the votes."""
+    verdicts: Sequence[Mapping[str, str]] = ()
+    """The verdicts on models, newest first: `words`, and the day as `at`."""
+    agent_alike: float | None = None
+    """How often the agents' own models, asked again, take the recorded action, which is the ceiling; None if unknown."""
     pairs: Iterable[Mapping[str, Any]] = ()
     """Pairs in portions. The first portion has those to mark next."""
     portion_of: Mapping[str, int] = field(default_factory=dict)
@@ -229,7 +233,11 @@ def _write_sessions(
     files.add("words", dict(sorted(sessions_with.items())), is_packed=True)
     figures = {**sums.figures(), **contents.read, "timezone": contents.days.zone_name}
     if (teachers := compared.figures(contents.accuracy)) is not None:
-        figures["teachers"] = teachers
+        figures["teachers"] = {
+            **teachers,
+            "verdicts": contents.verdicts,
+            "agent_alike": contents.agent_alike,
+        }
     return figures
 
 

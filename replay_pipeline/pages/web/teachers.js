@@ -7,6 +7,13 @@ async function showTeachers(main) {
   if (found.played.length) {
     main.append(element("p", "warning", `${found.played.join(", ")}: these answers were made up in a rehearsal. They show what the page looks like, and nothing about a model.`));
   }
+  if (found.verdicts.length) {
+    const said = element("div", "card wide");
+    for (const verdict of found.verdicts) said.append(element("p", "", verdict.words, element("span", "sub", verdict.at)));
+    main.append(said);
+  } else {
+    main.append(element("p", "note", "replay-pipeline verdict MODEL says in one sentence whether a model could have done this work."));
+  }
   main.append(element("p", "note", `${found.caveat} Intervals are 95 % (Wilson).`));
   const newest = overview.total.last;
   const sums = (days) => {
@@ -32,7 +39,9 @@ async function showTeachers(main) {
   const picture = element("section", "card wide", element("h2", "", "Dollars against decisions taken alike"));
   main.append(picture);
   const dots = teachers.map((t) => ({ name: t.teacher, x: 100 * t.usd_per_decision, y: t.share_alike }));
-  if (found.agent_usd_per_decision !== null) dots.push({ name: "the agent itself", x: 100 * found.agent_usd_per_decision, y: 1 });
+  const again = found.agent_alike;
+  const agent = again === null ? "the recorded action" : "the agent, asked again";
+  if (found.agent_usd_per_decision !== null) dots.push({ name: agent, x: 100 * found.agent_usd_per_decision, y: again ?? 1 });
   chart(picture, `Dollars per 100 decisions against share alike: ${dots.map((d) => `${d.name} ${percent(d.y)} for ${fine(d.x)}`).join("; ")}`,
     points(dots, "US dollars per 100 decisions", "decisions taken alike"));
   const names = teachers.map((t) => t.teacher);

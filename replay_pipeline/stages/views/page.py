@@ -102,6 +102,21 @@ def _accuracy(project: Project) -> dict[str, float]:
     return pooled_accuracy(report.get("reliability") for report in reports.values())
 
 
+def _agent_alike(project: Project) -> float | None:
+    control = project.receipts.read("control", ALL)
+    left = control.report.get("left") if control else None
+    return None if left is None else 1 - left
+
+
+def _verdicts(project: Project) -> list[dict[str, str]]:
+    receipts = sorted(project.receipts.all(stage="verdict"), key=lambda each: each.at, reverse=True)
+    return [
+        {"words": each.report["words"], "at": each.at[:10]}
+        for each in receipts
+        if "words" in each.report
+    ]
+
+
 def contents_of(project: Project, days: Days = ALL_DAYS) -> Contents:
     """Return everything that the page shows."""
     rows = _SessionRows(project)
@@ -112,6 +127,8 @@ def contents_of(project: Project, days: Days = ALL_DAYS) -> Contents:
         n_sessions=rows.n_sessions,
         answers=rows.answered if project.root.batches("teacher_actions") else None,
         accuracy=_accuracy(project),
+        verdicts=_verdicts(project),
+        agent_alike=_agent_alike(project),
         pairs=(_portion(project, title, batches) for title, batches in portions),
         portion_of=_portion_of(project, portions),
         dataset=_dataset(project),
