@@ -114,12 +114,12 @@ class Comparison:
             usd = turn_usd(turn) if turn else None
             for answer in given:
                 verdict = _verdict(own, answer, state["cwd"])
-                self._count(answer, verdict, usd, kind, facts["project"])
+                self._count(answer, verdict, usd, kind, facts)
                 shown.setdefault(state["state_id"], []).append(_answer_shown(answer, verdict))
         return shown
 
     def _count(
-        self, answer: TeacherAction, verdict: str, agent_usd: float | None, kind: str, project: str
+        self, answer: TeacherAction, verdict: str, agent_usd: float | None, kind: str, facts: Facts
     ) -> None:
         name = printable(answer.teacher)
         if answer.is_rehearsal:
@@ -127,7 +127,12 @@ class Comparison:
         self._models.setdefault(name, Counter())[printable(answer.model or "")] += 1
         if answer.error_code is None:
             self._latency_s.setdefault(name, []).append(answer.latency_s)
-        for by, value in (("all", ""), ("tool", printable(kind)), ("project", project)):
+        for by, value in (
+            ("all", ""), ("tool", printable(kind)), ("project", facts["project"]),
+            ("result", facts["result"]),
+        ):  # fmt: skip
+            if value is None:
+                continue
             tally = self._tallies.setdefault((name, by, value), _Tally())
             tally.add(verdict, 1 / answer.propensity, answer.cost_usd, agent_usd)
 
@@ -146,6 +151,7 @@ class Comparison:
             "teachers": teachers,
             "by_tool": self._table("tool"),
             "by_project": self._table("project"),
+            "by_result": self._table("result"),
             "agent_usd_per_decision": self._agent_per_decision(),
             "played": sorted(self._played),
             "caveat": CAVEAT + self._said_of_fewer(teachers),

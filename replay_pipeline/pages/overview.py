@@ -60,6 +60,10 @@ class _Bill:
     without_price: set[str] = field(default_factory=set)
 
 
+RESULTS = {True: "tests passed", False: "tests failed"}
+"""What `is_resolved` of a session says, in words."""
+
+
 class SessionTotals:
     """Adds up sessions. `figures` returns the totals so far."""
 
@@ -291,6 +295,7 @@ def _facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row])
         "cost_usd": usd,
         "spent": [],
         "is_priced": not unknown,
+        "result": RESULTS.get(session["is_resolved"]),
     }
 
 

@@ -138,7 +138,7 @@ function sessionHead(session, sessions) {
     session.project, session.models.join(", "), moment(session.first), duration(session.seconds),
     `${number.format(session.n_states)} decisions`, session.n_errors && `${session.n_errors} errors`,
     session.n_interrupted && `${session.n_interrupted} interruptions`, session.n_branches && several(session.n_branches, "rewind"),
-    session.n_compactions && several(session.n_compactions, "compaction"), cost(session), session.id,
+    session.n_compactions && several(session.n_compactions, "compaction"), session.result, cost(session), session.id,
   ];
   head.append(element("p", "note", facts.filter(Boolean).join(" · ")));
   const parent = sessions.find((each) => each.id === session.parent);

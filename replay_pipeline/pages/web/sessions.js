@@ -41,6 +41,7 @@ async function showSessions(main, { query }) {
   search.addEventListener("input", () => change({ q: search.value }, true));
   const happened = { ...HAPPENED };
   for (const name of new Set(sessions.flatMap((s) => Object.keys(s.outcomes)))) happened[`=${name}`] = [`outcome: ${words(name)}`, (s) => name in s.outcomes];
+  for (const told of new Set(sessions.map((s) => s.result).filter(Boolean))) happened[told] = [told, (s) => s.result === told];
   const days = daysOf(now.days, newest);
   const dayInput = (label, place) => {
     const input = element("input");
@@ -154,7 +155,7 @@ function heading(key, told, sorted, sign, change) {
 
 function rowOf(s, q, usd) {
   const bad = [s.n_errors ? `${s.n_errors}` : "", s.n_interrupted ? `${s.n_interrupted} stopped` : ""].filter(Boolean).join(", ");
-  const more = [s.parent ? "subagent" : !s.has_bill && "goes on from another session", s.n_branches && several(s.n_branches, "rewind"), s.n_compactions && several(s.n_compactions, "compaction"), s.has_answers && "answered by teachers"].filter(Boolean);
+  const more = [s.parent ? "subagent" : !s.has_bill && "goes on from another session", s.n_branches && several(s.n_branches, "rewind"), s.n_compactions && several(s.n_compactions, "compaction"), s.has_answers && "answered by teachers", s.result].filter(Boolean);
   const title = element("td", "title", link(s.title, sessionAddress(s, null, { q })));
   if (more.length) title.append(element("span", "sub", more.join(" · ")));
   return element("tr", "", title, element("td", "date", moment(s.first)),

@@ -45,7 +45,8 @@ async function showTeachers(main) {
   chart(picture, `Dollars per 100 decisions against share alike: ${dots.map((d) => `${d.name} ${percent(d.y)} for ${fine(d.x)}`).join("; ")}`,
     points(dots, "US dollars per 100 decisions", "decisions taken alike"));
   const names = teachers.map((t) => t.teacher);
-  for (const [title, rows, filter] of [["By tool of the decision", found.by_tool, "tool"], ["By project", found.by_project, "project"]]) {
+  for (const [title, rows, filter] of [["By tool of the decision", found.by_tool, "tool"], ["By project", found.by_project, "project"], ["By result of the session", found.by_result, "happened"]]) {
+    if (!rows.length) continue;
     main.append(element("section", "card wide", element("h2", "", title), table([
       [filter, (row) => link(row.name, addressOf("sessions", [], { [filter]: row.name === "text" ? "" : row.name }))],
       ["decisions", (row) => number.format(Math.max(...Object.values(row.teachers).map((t) => t.n))), "n"],

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import ingest
+from replay_pipeline.pages.compare import Comparison
+from replay_pipeline.pages.overview import SessionTotals
+from replay_pipeline.types import TeacherAction
 from tests.replay_pipeline.ingesters.logs import shape, states_of, tool_use
 
 Rows = list[dict[str, Any]]
@@ -142,3 +145,18 @@ def test_a_trial_gives_its_outcome_and_what_was_asked(maker: str, is_solved: boo
     main = [s for s in states_of(found) if s["session_id"] == "s1"]
     assert {shape(state["messages"])[0] for state in main} == {"> Solve it."}
     assert not any(found.states["lacks"].to_pylist())
+    compared, totals = Comparison(), SessionTotals()
+    for session in found.sessions.to_pylist():
+        turns, states = (
+            [row for row in rows.to_pylist() if row["session_id"] == session["session_id"]]
+            for rows in (found.turns, found.states)
+        )
+        facts = totals.add(session, turns, states)
+        assert facts["result"] == ("tests passed" if is_solved else "tests failed")
+        action = {"role": "assistant", "content": "Done."}
+        answers = {
+            s["state_id"]: [TeacherAction(state_id="s", teacher="t", action=action)] for s in states
+        }
+        compared.add(facts, turns, states, answers)
+    [row] = (compared.figures() or {})["by_result"]
+    assert (row["name"], row["teachers"]["t"]["n"]) == (facts["result"], 7)
