@@ -220,6 +220,8 @@ def text_in(content: Any) -> str:
         elif isinstance(part, dict):
             text = text_or_none(part.get("text"))
             kind = text_or_none(part.get("type"))
+            if data := as_dict(part.get("inlineData") or part.get("fileData")):  # of Gemini
+                kind = "image" if str(data.get("mimeType")).startswith("image/") else "file"
             if text is not None:
                 parts.append(text)
             elif kind is not None and not kind.endswith("text"):

@@ -1,5 +1,6 @@
 """Build conversations from logs, row by row: what the readers of most agents share."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +33,10 @@ from replay_pipeline.types import Tool
 
 _NOT_TEXT = (*MEDIA, "file", "audio", "video", "compaction")
 """What `text_in` names in brackets, because no text stands for it."""
+
+
+_BY_PROVIDER = re.compile(r"^\[(\w+_tool_result)\]$", re.MULTILINE)
+"""A tool that ran at the provider: what it gave is not in the log."""
 
 
 class LinearReader:
@@ -383,7 +388,9 @@ class Conversation:
         for turn in self.turns:
             shown = [result.text for result in turn.results.values()]
             shown += turn.texts if turn.kind != "assistant" else ()
-            turn.flags |= {f"{LACKS}{kind}" for kind in _NOT_TEXT if _has_line(shown, f"[{kind}]")}
+            lacks = [kind for kind in _NOT_TEXT if _has_line(shown, f"[{kind}]")]
+            lacks += [kind for text in turn.texts for kind in _BY_PROVIDER.findall(text)]
+            turn.flags |= {f"{LACKS}{kind}" for kind in lacks}
             while turn.parent is not None and _is_empty(turn.parent):
                 turn.parent = turn.parent.parent
             if not _is_empty(turn):

@@ -74,11 +74,14 @@ class QwenCode(LinearReader):
 
 def _answer(talk: Conversation, parts: list[dict[str, Any]]) -> bool:
     is_owned = False
-    for part in parts:
-        answer = as_dict(part.get("functionResponse"))
+    media = text_in([part for part in parts if "functionResponse" not in part])
+    for answer in (
+        as_dict(part["functionResponse"]) for part in parts if "functionResponse" in part
+    ):
         told = as_dict(answer.get("response"))
         is_error = "error" in told
         text = text_or_none(told.get("error" if is_error else "output"))
-        result = Result(text if text is not None else text_in(told), is_error)
+        text = text if text is not None else text_in(told)
+        result = Result(f"{text}\n{media}" if media else text, is_error)
         is_owned |= talk.answer(text_or_none(answer.get("id")), result)
     return is_owned

@@ -485,6 +485,19 @@ def test_what_a_prompt_lacks_is_told(tmp_path: Path):
     assert result.states["lacks"].to_pylist() == [[], ["image"], ["image", "web_search_call"]]
 
 
+def test_a_picture_of_gemini_and_a_search_by_clines_provider_are_lacking(tmp_path: Path):
+    chat = gemini()
+    result = chat["messages"][2]["toolCalls"][0]["result"]
+    result.append({"inlineData": {"mimeType": "image/png", "data": "aaaa"}})
+    assert read(lines(tmp_path / "a.json", chat))[0].states["lacks"].to_pylist() == [[], ["image"]]
+    said = [{"role": "assistant", "content": [{"type": "web_search_tool_result", "content": []}]}]
+    (tmp_path / "b.json").write_text(
+        json.dumps([{"role": "user", "content": "Who?"}, *said, *said])
+    )
+    found = read(tmp_path / "b.json")[0].states["lacks"].to_pylist()
+    assert found == [[], ["web_search_tool_result"]]
+
+
 def test_a_gemini_message_that_is_written_again_is_one_and_a_rewind_is_a_branch(tmp_path: Path):
     chat = gemini()
     asked, _, called, answer = chat.pop("messages")
