@@ -139,7 +139,8 @@ def verdict_run(
         "states": [place.state_id for place in places],
         "than": agent,
     }
-    report["words"] = words_of(report)
+    # A page shows the sentence alone.
+    report["words"] = ("Made-up answers: " if report["is_play"] else "") + words_of(report)
     return project.receipts.write(
         Receipt(
             stage="verdict",
