@@ -62,18 +62,32 @@ _ANY_ANSWER = frozenset(
 )
 _TELLING_CHARS = 5
 """Letters of an offered answer that somebody does not say by chance."""
+_PLACE = re.compile(r"(?:ls|pwd)(?: -\w+)*")
 _OF_THE_MACHINE = {
-    r"whoami|id|groups": r"permission|denied|\broot\b|sudo|owner|user",
+    r"whoami|id|groups": r"permission|denied|sudo|\bchown|owner|as root",
     r"date|cal": r"\bdates?\b|today|time ?zone|\byear|clock|expire|schedul|\bcron|timestamp",
     r"uname|hostname|arch|lsb_release|sw_vers": r"linux|kernel|architect|platform|arm64|x86|exec format|macos|darwin|distro|\bos\b|host",
     r"uptime|free|nproc|lscpu|vmstat|top|htop": r"memory|\boom\b|killed|\bcpu|cores?\b|slow|\bload|thread|parallel|worker|\bram\b",
     r"git (?:status|log|branch|remote)\b.*": r"\bgit|commit|branch|\brepo|clone|diff|merge|revert",
+    _PLACE.pattern: r"no such file|not found|cannot (?:access|find|stat|open)|not exist|enoent|extracted|unzip|unpack",
     r"df": r"\bspace|disk|quota|storage|\bmount",
     r"env|printenv|set|export": r"\benv|environment|\$path\b|credential|api.?key|token",
-    r"pip3? (?:list|freeze)|python3? -m pip (?:list|freeze)|conda list|npm (?:ls|list)|gem list|brew list": r"install|package|module|depend|version|import|not found",
-    r"\S+ (?:--version|-V|-v|version)": r"version|install|not found|no module|incompat|unsupported|deprecat|require",
+    r"pip3? (?:list|freeze)|python3? -m pip (?:list|freeze)|conda list|npm (?:ls|list)|gem list|brew list": r"install|package|module|depend|version|import",
+    r"\S+ (?:--version|-V|-v|version)": r"version|no module|incompat|unsupported|deprecat|requires? (?:python|node)|syntaxerror",
 }
 """Commands that show the machine, and what makes them a look at the task where it was said of late."""
+_SCRIPT = re.compile(
+    r"(?:\b(?:python[\d.]*|node|ruby|php|bash|sh|perl)\s+|(?:^|[;&|]\s*)\./)(?![^\s;|&]*[$*{])([\w./~-]*\.(?:py|js|mjs|ts|rb|php|sh|pl))\b"
+)
+"""A script that a command runs."""
+_CLAIMS = re.compile(
+    r"\b(?:all done|tests? (?:all )?pass|is (?:fixed|done|complete|in place)|works? (?:now|as expected)|successfully)\b",
+    re.IGNORECASE,
+)
+_DENIES = re.compile(
+    r"exit code [1-9]|traceback \(most recent|\berror:|\b[1-9]\d* (?:failed|errors?)\b|^FAILED|panicked at",
+    re.IGNORECASE | re.MULTILINE,
+)
 _STEPS = re.compile(r"&&|\|\||[;\n]")
 _DOES_NOTHING = re.compile(r"(?:\s*(?::(?:\s[^\n]*)?|true|#[^\n]*|echo\b[^\n|>&;$`]*)\s*)+")
 _SHOWS_LESS = re.compile(r"(?:head|tail|sort|wc|grep|echo|true|cat)\b")
@@ -280,6 +294,9 @@ class PromptState:
             return "bookkeeping alone"
         if not action.calls and self._asks_leave(action.text):
             return "a question that nobody has to be asked"
+        last = self.done[-1].answer if self.done else ""
+        if not action.calls and _CLAIMS.search(action.text) and _DENIES.search(last):
+            return "it claims what the last answer denies"
         if any(map(_is_vague, action.calls)):
             return "a task or a question that says nothing of what it is about"
         commands = [str(each.values().get("command", "")) for each in action.calls]
@@ -325,6 +342,8 @@ class PromptState:
         late = "\n".join([self._all_typed, *shown[-_OF_LATE:]]).lower()
         steps = [step.strip() for step in _STEPS.split(str(call.values().get("command", "")))]
         parts = [step.partition("|") for step in steps if step and not step.startswith("echo ")]
+        if not self.done and any(_PLACE.fullmatch(command.strip()) for command, *_ in parts):
+            return False  # somebody who comes in looks where he is
         return bool(parts) and all(
             _shows_the_machine(command.strip(), late)
             and all(_SHOWS_LESS.match(each.strip()) for each in rest.split("|") if rest)
@@ -340,6 +359,8 @@ class PromptState:
         """
         written: set[str] = set()
         for call in action.calls:
+            if call.name == "Bash" and (name := self._unknown_script(call, action)):
+                return f"{name} was never named"
             if (key := _NEED_A_FILE.get(call.name)) is None:
                 continue
             name = PurePosixPath(call.values()[key].replace("\\", "/")).name
@@ -351,6 +372,15 @@ class PromptState:
                     if any(line not in self.text and line not in written for line in _lines(edit)):
                         return f"the text that is replaced in {name} was never shown"
                     written.update(map(str.strip, edit.new.splitlines()))
+        return None
+
+    def _unknown_script(self, call: Call, action: Action) -> str | None:
+        """Return the name of a script that a command runs and that nobody has named or made."""
+        for path in _SCRIPT.findall(str(call.values().get("command", ""))):
+            name = PurePosixPath(path).name
+            known = (self.text, self._student.render() if self._student is not None else "")
+            if action.render().count(name) < 2 and not any(name in each for each in known):
+                return name
         return None
 
     def stale(self, action: Action) -> Obstacle | None:
