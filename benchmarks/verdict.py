@@ -23,7 +23,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -41,7 +41,7 @@ from benchmarks.real_models import (
     share,
     state_of,
 )
-from replay_pipeline.actions import Action, canonical_action
+from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
 from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters import ClaudeCodeIngester
@@ -187,8 +187,9 @@ def figures(draws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def on_one_harness(folder: Path) -> Iterator[str]:
-    """Compare models that did the same tasks, and yield a line for each two."""
+    """Compare models that did the same tasks: how often they start alike, and a line for each two."""
     first: dict[str, dict[str, tuple[Action, Any]]] = {}
+    steps: dict[str, dict[str, Action]] = {}
     solved: Counter[str] = Counter()
     for model in sorted(path for path in folder.iterdir() if path.is_dir()):
         for task in sorted(path for path in model.iterdir() if path.is_dir()):
@@ -199,10 +200,19 @@ def on_one_harness(folder: Path) -> Iterator[str]:
                 continue
             for state in states:
                 action = canonical_action(state["student_action"], cwd=state.get("cwd"))
+                steps.setdefault(model.name, {}).setdefault(task.name, action)
                 if purpose_of(action) is None:
                     shown = state.get("tools") or (), state["messages"]
                     first.setdefault(model.name, {})[task.name] = (action, shown)
                     break
+    acted = {name: {task: act for task, (act, _) in found.items()} for name, found in first.items()}
+    for what, actions in (("step", steps), ("consequence", acted)):
+        same = [
+            agrees_at("effect", agreement_level(actions[one][task], actions[other][task]))
+            for one, other in combinations(sorted(actions), 2)
+            for task in actions[one].keys() & actions[other].keys()
+        ]
+        yield f"the same first {what}: {sum(same)} of {len(same)}"
     tasks = sorted(set.intersection(*map(set, first.values())))
     for candidate, agent in permutations(first, 2):
         panel = [name for name in first if name not in (candidate, agent)]
