@@ -1,10 +1,5 @@
 """The neutral form, for conversations whose client's texts are unknown or not available."""
 
-from typing import Any
-
-from replay_pipeline.types import Tool
-
-SYSTEM_PROMPT_VERSION = "2"
 _SYSTEM_PROMPT = """\
 You are a coding agent on a user's command line. You help with software: mending faults, adding \
 features, refactoring, explaining code.
@@ -36,24 +31,3 @@ until the work is done."""
 def system_prompt(cwd: str | None = None) -> str:
     """Return the neutral system prompt. The agent being trained and the teachers get the same."""
     return f"{_SYSTEM_PROMPT}\n\nEnvironment\nWorking directory: {cwd}" if cwd else _SYSTEM_PROMPT
-
-
-def plain_tools(tools: list[Tool]) -> list[Tool]:
-    """Return tools with their names and argument types, but without their maker's descriptions."""
-    return [{**tool, "function": _without_words(tool["function"])} for tool in tools]
-
-
-def _without_words(value: Any, *, is_schema: bool = True) -> Any:
-    """Leave the descriptions of a schema out; an argument may be called `description` as well."""
-    if isinstance(value, dict):
-        return {
-            key: _without_words(each, is_schema=not is_schema or key not in _NAMED)
-            for key, each in value.items()
-            if not (is_schema and key in _WORDS)
-        }
-    return [_without_words(each) for each in value] if isinstance(value, list) else value
-
-
-_WORDS = ("description", "title", "examples", "$comment")
-_NAMED = ("properties", "$defs", "definitions")
-"""Keys of a schema whose value is no schema, but has one by each name."""

@@ -110,8 +110,6 @@ class IngestReport:
     n_states: int = 0
     n_duplicate_states: int = 0
     """Decisions that were already known, because they are copies from resumed, forked, or saved sessions."""
-    n_states_without_prefix: int = 0
-    """Decisions left out because the log has nothing before them."""
     answers: Counter[str] = field(default_factory=Counter)
     """Answers of models `in_files`, and what became of each: `states`, or a reason why it is none."""
     rows: int = 0
@@ -623,7 +621,6 @@ class _Corpus:
             if turn.request is not None:
                 self.report.requests["exact" if turn.sent is not None else "not_met"] += 1
             if turn.parent is None:
-                self.report.n_states_without_prefix += 1
                 answers["without_prompt"] += 1
             else:
                 fresh.append((state_id, turn))

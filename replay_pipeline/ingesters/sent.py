@@ -79,8 +79,6 @@ class SentRequests:
         self.shapes: dict[str, dict[str, Any]] = {}
         self.messages: dict[str, WireMessage] = {}
         """By their hash."""
-        self.n_false = 0
-        """Blobs and shapes that are not what their hash says."""
         self._open: dict[str, list[Any]] = {}
         """Blocks of assistant messages with rows that were not tried yet, by id."""
         self._answers: dict[str, list[Any]] = {}
@@ -122,8 +120,6 @@ class SentRequests:
         in_blocks = value | {"content": blocks_of(value.get("content"))}
         if client_hash(value) == name or ("content" in value and client_hash(in_blocks) == name):
             where[name] = value
-        else:
-            self.n_false += 1
 
     def _request(self, row: _RequestRow) -> None:
         base = self.requests.get(row.base) if row.base else None
@@ -171,11 +167,6 @@ class SentRequests:
         if not all(name in self.messages for name in request.hashes):
             return None
         return request, request.hashes
-
-    def n_unmet(self) -> int:
-        """Count the messages in requests that the log doesn't have."""
-        named = {name for request in self.requests.values() for name in request.hashes or ()}
-        return len(named - self.messages.keys())
 
 
 def read_sent(path: Path, end: int | None = None) -> SentRequests:

@@ -112,7 +112,7 @@ def test_look_and_ingest_count_the_same(source, tmp_path):
     total = figures["total"]
     assert (total["sessions"], total["states"]) == (report.n_sessions, report.n_states)
     assert figures["outcomes"] == dict(report.outcomes)
-    if not report.n_states_without_prefix:
+    if not report.answers["without_prompt"]:
         assert {kind: figures["tokens"][kind] for kind in USAGE} == {
             kind: report.usage[name] for kind, name in USAGE.items()
         }

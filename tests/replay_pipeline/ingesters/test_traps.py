@@ -622,7 +622,7 @@ def test_a_decision_with_nothing_before_it_is_left_out_and_counted(tmp_path: Pat
     log.user("go")
     log.says("m2", "done")
     report = ingest(log.write(tmp_path)).report
-    assert (report.n_states, report.n_states_without_prefix) == (1, 1)
+    assert (report.n_states, report.answers["without_prompt"]) == (1, 1)
 
 
 def test_images_and_unknown_blocks_are_named(states):

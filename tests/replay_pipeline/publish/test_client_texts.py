@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.errors import SecretFoundError
-from replay_pipeline.harness.neutral import plain_tools, system_prompt
+from replay_pipeline.harness.neutral import system_prompt
 from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.client_texts import texts_in
 from tests.replay_pipeline.publish.conftest import tool
@@ -131,30 +131,6 @@ def test_no_secret_goes_out_with_a_text(tmp_path, batch):
     secret = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
     with pytest.raises(SecretFoundError, match="texts of clients"):
         publish([("b", batch(0, system=f"Log in with {secret}"))], folder=tmp_path / "d")
-
-
-def test_plain_tools_keep_names_and_types_alone():
-    (plain,) = plain_tools([{
-        "type": "function",
-        "function": {
-            "name": "Task",
-            "description": "Words.",
-            "parameters": {
-                "type": "object",
-                "description": "Words.",
-                "properties": {"description": {"type": "string", "description": "Words."}},
-                "required": ["description"],
-            },
-        },
-    }])  # fmt: skip
-    assert plain["function"] == {
-        "name": "Task",
-        "parameters": {
-            "type": "object",
-            "properties": {"description": {"type": "string"}},
-            "required": ["description"],
-        },
-    }
 
 
 @pytest.mark.slow
