@@ -5,8 +5,8 @@ from zoneinfo import ZoneInfo
 
 import dagster as dg
 
-from replay_pipeline.assets.instance import reconcile
-from replay_pipeline.assets.night import failure_facts
+from replay_pipeline.assets.dead_runs import reconcile
+from replay_pipeline.assets.night import WILL_RETRY, failure_facts
 from replay_pipeline.assets.reporting import IN_EVERY_RUN, RANGE_END, RANGE_START, trace_batch
 from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.settings import NightSettings
@@ -67,7 +67,11 @@ def new_sessions(
     new = [key for key in work.batches() if key not in known]
     if not new:
         return dg.SkipReason("no new session bytes")
-    return dg.SensorResult(dynamic_partitions_requests=[trace_batch.build_add_request(new)])
+    # Dagster calls every tick without a run skipped: its reason says what was done.
+    return dg.SensorResult(
+        dynamic_partitions_requests=[trace_batch.build_add_request(new)],
+        skip_reason=f"{len(new)} new batches added; nothing is paid until a run asks for them",
+    )
 
 
 def nightly_replay(
@@ -136,7 +140,7 @@ def night_goes_on(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | 
     if not replays:
         return dg.SkipReason("no night has begun")
     # All runs of a night together, by the one that was asked for last.
-    if not all(run.is_finished for run in replays):
+    if not all(map(_has_ended, replays)):
         return dg.SkipReason("the replays of the night go on")
     before = replays[0].run_id
     for job in _FOLLOWS:
@@ -144,13 +148,17 @@ def night_goes_on(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | 
         done = _runs(context.instance, {_RUN_KEY: key})
         if not done:
             return [dg.RunRequest(run_key=key, job_name=job)]
-        if not done[0].is_finished:
+        if not _has_ended(done[0]):
             break
     return dg.SkipReason("nothing waits for what has ended")
 
 
 _SCHEDULE_NAME, _RUN_KEY = "dagster/schedule_name", "dagster/run_key"
 _MAX_RUNS_OF_NIGHT = 100
+
+
+def _has_ended(run: dg.DagsterRun) -> bool:
+    return run.is_finished and not run.is_complete_and_waiting_to_retry
 
 
 def _runs(instance: dg.DagsterInstance, tags: dict[str, str]) -> list[dg.DagsterRun]:
@@ -166,6 +174,9 @@ def _runs(instance: dg.DagsterInstance, tags: dict[str, str]) -> list[dg.Dagster
 )
 def notify_failures(context: dg.RunFailureSensorContext, pipeline: PipelineResource) -> None:
     """Report failed runs to the webhook. If it can't be reached, the error is only logged."""
+    run = context.instance.get_run_by_id(context.dagster_run.run_id)
+    if run is not None and run.tags.get(WILL_RETRY) == "true":
+        return
     settings = pipeline.settings()
     facts = failure_facts(context.instance, context.dagster_run, secrets=settings.secrets())
     text = f"{facts['job']} {facts['batches']} failed: {facts['why']}"

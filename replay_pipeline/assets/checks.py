@@ -66,17 +66,12 @@ def batches_of(context: dg.AssetCheckExecutionContext, work: Pipeline) -> list[s
 
 
 def as_result(verdict: AuditResult) -> dg.AssetCheckResult:
-    """Return a check result for Dagster. Its message names the problem and the remedy.
-
-    Dagster has no result for a check that had nothing to judge. It is shown as a warning, which
-    stops nothing.
-    """
-    is_warning = verdict.is_warning or not verdict.can_judge
-    severity = dg.AssetCheckSeverity.WARN if is_warning else dg.AssetCheckSeverity.ERROR
+    """Return a check result for Dagster. Its message names the problem and the remedy."""
+    severity = dg.AssetCheckSeverity.WARN if verdict.is_warning else dg.AssetCheckSeverity.ERROR
     # As text: of every number Dagster draws a plot.
     looked_at = {} if verdict.judged is None else {"looked at": f"{verdict.judged:,}"}
     return dg.AssetCheckResult(
-        passed=verdict.holds and verdict.can_judge,
+        passed=verdict.holds,
         severity=severity,
         description=verdict.message() or None,
         metadata={**verdict.facts, **looked_at},

@@ -1,25 +1,16 @@
-"""Dagster on one data root: its home, its records, the command that serves them, and the end of dead runs.
+"""Dagster on one data root: its home, its records, and the command that serves them."""
 
-Dagster learns from the run, or from the server that started it, that the run has ended. If both
-died with the machine, the run stays "started" for good and blocks the paid step. So we look at the
-processes instead, which works only for those of this machine.
-"""
-
-import contextlib
 import importlib.util
 import json
-import logging
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
-from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
-from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
+from replay_pipeline.assets.dead_runs import reconcile
 from replay_pipeline.errors import ConfigError, MissingDependencyError, StorageError
 from replay_pipeline.settings import DAGSTER_DATABASE, Settings, has_dagster_database
 from replay_pipeline.stages.pipeline import Pipeline
@@ -28,101 +19,6 @@ from replay_pipeline.storage.outages import translated
 from replay_pipeline.storage.permissions import make_private_folder
 from replay_pipeline.storage.processes import python, start_environment
 from replay_pipeline.storage.store import written_whole
-
-logger = logging.getLogger(__name__)
-
-_GOING = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
-_SERVER_TAG = ".dagster/grpc_info"
-_CLOCK_SLACK_S = 2.0
-_WHAT_TO_DO = (
-    "its process is gone (killed, out of memory, or the machine went down). Nothing that was paid "
-    "for is lost: run the same batches again, or leave them to the next nightly run."
-)
-
-
-def reconcile(instance: dg.DagsterInstance, *, runs_are_here: bool = False) -> list[str]:
-    """End the runs whose process is dead, and free the pool slots that they hold.
-
-    Use it only if every run is a process of this machine, as with records in SQLite files or with
-    `runs_are_here`. Returns the ids of the ended runs.
-    """
-    ended: list[str] = []
-    if not runs_are_here and not isinstance(instance.event_log_storage, SqliteEventLogStorage):
-        return ended
-    for run in instance.get_runs(filters=RunsFilter(statuses=list(_GOING))):
-        if _is_alive(instance, run):
-            continue
-        if run.status == DagsterRunStatus.CANCELING:
-            instance.report_run_canceled(run, message=f"Run canceled: {_WHAT_TO_DO}")
-        else:
-            instance.report_run_failed(run, message=f"Run failed: {_WHAT_TO_DO}")
-        logger.warning("run %s of %s: %s", run.run_id, run.job_name, _WHAT_TO_DO)
-        ended.append(run.run_id)
-    _free_slots(instance)
-    return ended
-
-
-def _free_slots(instance: dg.DagsterInstance) -> None:
-    """Take the slots back from runs that have ended or were deleted."""
-    storage = instance.event_log_storage
-    if not storage.supports_global_concurrency_limits:
-        return
-    for run_id in storage.get_concurrency_run_ids():
-        run = instance.get_run_by_id(run_id)
-        if run is None or run.is_finished:
-            storage.free_concurrency_slots_for_run(run_id)
-
-
-def _is_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    starts = instance.all_logs(run.run_id, of_type=DagsterEventType.RUN_START)
-    if not starts:
-        return _is_served(run)
-    pid = starts[-1].get_dagster_event().pid
-    return pid is not None and is_running(pid, since=starts[-1].timestamp)
-
-
-def _is_served(run: dg.DagsterRun) -> bool:
-    """Return whether the server that was told to start the run is there: its process may be coming up."""
-    try:
-        address = json.loads(run.tags[_SERVER_TAG])
-    except (KeyError, ValueError):
-        return False
-    with contextlib.suppress(OSError):
-        if path := address.get("socket"):
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.connect(path)
-        else:
-            socket.create_connection((address["host"], address["port"]), timeout=2).close()
-        return True
-    return False
-
-
-def is_running(pid: int, *, since: float) -> bool:
-    """Return whether the process `pid` is running and started at `since` (seconds since the epoch).
-
-    Without `/proc`, a process id that was reused by another process isn't noticed.
-    """
-    proc = Path("/proc")
-    if not (proc / "stat").exists():
-        with contextlib.suppress(ProcessLookupError):
-            with contextlib.suppress(PermissionError):
-                os.kill(pid, 0)
-            return True
-        return False
-    try:
-        # The name before the last parenthesis may hold anything.
-        fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    state, started_ticks = fields[0], int(fields[19])
-    booted = next(
-        float(line.split()[1])
-        for line in (proc / "stat").read_text().splitlines()
-        if line.startswith("btime ")
-    )
-    started = booted + started_ticks / os.sysconf("SC_CLK_TCK")
-    return state not in "ZX" and started <= since + _CLOCK_SLACK_S
-
 
 _HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
 
@@ -134,6 +30,7 @@ python_logs: {{python_log_level: WARNING}}
 concurrency:
   runs: {{max_concurrent_runs: 2}}
   pools: {{default_limit: 1, granularity: op}}
+run_retries: {{enabled: true, max_retries: 3, retry_on_asset_or_op_failure: false}}
 run_monitoring:
   enabled: true
   poll_interval_seconds: 30

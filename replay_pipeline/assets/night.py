@@ -14,6 +14,8 @@ from replay_pipeline.stages.views.webhook import notify, reasons_shown
 from replay_pipeline.stages.work.markdown import bars, markdown_table
 
 _PARTITION = "dagster/partition"
+WILL_RETRY = "dagster/will_retry"
+"""Tag of a failed run that Dagster runs again, which is told only if that fails as well."""
 _MAX_RUNS = 50
 
 
@@ -25,7 +27,9 @@ def failed_runs(
         RunsFilter(statuses=[DagsterRunStatus.FAILURE], updated_after=since), limit=_MAX_RUNS
     )
     return [
-        failure_facts(instance, record.dagster_run, secrets=secrets) for record in reversed(records)
+        failure_facts(instance, record.dagster_run, secrets=secrets)
+        for record in reversed(records)
+        if record.dagster_run.tags.get(WILL_RETRY) != "true"
     ]
 
 
@@ -45,7 +49,20 @@ def failure_facts(
 
 
 def _reasons(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterable[str]:
-    """Yield the innermost error of each failed step; of a run that died without one, the last word."""
+    """Yield what blocking checks found, and the innermost error of each other failed step.
+
+    Of a run that died without either, yield the last word.
+    """
+    checks = instance.all_logs(run.run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION)
+    found = [entry.get_dagster_event().asset_check_evaluation_data for entry in checks]
+    is_error = dg.AssetCheckSeverity.ERROR
+    blocked = [
+        each for each in found if each.blocking and not each.passed and each.severity == is_error
+    ]
+    for each in blocked:
+        yield f"{each.asset_check_key.name}: {each.description}"
+    if blocked:
+        return
     steps = instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE)
     for entry in steps:
         data = entry.get_dagster_event().step_failure_data

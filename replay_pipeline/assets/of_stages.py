@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from replay_pipeline.assets.reporting import (
 )
 from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.publish import column_words, layout
+from replay_pipeline.replay import spent_since
 from replay_pipeline.stages import engine
 from replay_pipeline.stages.chain import stage_named, upstream
 from replay_pipeline.stages.stage import Stage
@@ -52,8 +54,16 @@ def ask_in_run(
         live.show({"answers_so_far": progress.n_done, "usd_so_far": progress.cost_usd or 0.0})
 
     work = pipeline.open(observe)
+    max_total_usd = config.max_total_usd
+    if config.night is None and (root := context.run.root_run_id):
+        # Its process died and Dagster runs it again: the ceiling is for all attempts together.
+        record = context.instance.get_run_record_by_id(root)
+        since = record.create_timestamp if record else datetime.now(UTC)
+        ceiling = work.settings.replay.max_total_usd if max_total_usd is None else max_total_usd
+        spent_usd = spent_since(work.settings.ledger_url(), since, kind="run:")
+        max_total_usd = max(0.0, ceiling - spent_usd)
     ask = work.replay_within(
-        config.max_total_usd,
+        max_total_usd,
         night=config.night,
         batches=sorted(context.partition_keys),
     )

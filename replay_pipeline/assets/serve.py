@@ -4,15 +4,19 @@
 and opens no second port that would bypass the gate.
 """
 
+import os
 import secrets
+import signal
 import socket
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
-from subprocess import Popen, TimeoutExpired
+from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory
 
 import dagster as dg
@@ -41,6 +45,7 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from replay_pipeline.assets.dead_runs import reconcile
 from replay_pipeline.assets.gate import TOKEN, Gate
 from replay_pipeline.storage.processes import python
 
@@ -78,6 +83,9 @@ _POLL_MS = 2000
 _CLOSING_S = 3
 """How long a browser's open connection may hold the end up."""
 _TELL_AGAIN_S = 10.0
+_POLL_S, _RECONCILED_EVERY_S = 0.5, 30.0
+_MOST_DEATHS, _WITHIN_S = 5, 600.0
+"""A daemon that dies so often is not started again: then a unit starts all of it anew."""
 
 
 def main(workspace: str, port: int, page: Path) -> None:
@@ -88,7 +96,7 @@ def main(workspace: str, port: int, page: Path) -> None:
     with (
         dg.DagsterInstance.get() as instance,
         _code_servers(instance, workspace) as served,
-        _daemon(served) as daemon,
+        _daemon(instance, served) as given_up,
     ):
         instance.optimize_for_webserver(
             DEFAULT_DB_STATEMENT_TIMEOUT, DEFAULT_POOL_RECYCLE, DEFAULT_POOL_MAX_OVERFLOW
@@ -110,10 +118,12 @@ def main(workspace: str, port: int, page: Path) -> None:
                     timeout_graceful_shutdown=_CLOSING_S,
                 )
             )
-            threading.Thread(target=_end_with, args=(daemon, server), daemon=True).start()
+            threading.Thread(target=_end_with, args=(given_up, server), daemon=True).start()
             sys.stdout.write(f"Open http://127.0.0.1:{port}/?{TOKEN}={token}  (Ctrl-C stops it)\n")
             sys.stdout.flush()
             server.run(sockets=[listener])
+    if given_up.is_set():
+        sys.exit(1)
 
 
 def _listen(port: int) -> socket.socket:
@@ -138,25 +148,68 @@ def _code_servers(instance: dg.DagsterInstance, workspace: str) -> Iterator[str]
 
 
 @contextmanager
-def _daemon(workspace: str) -> Iterator[Popen[bytes]]:
-    """Yield the daemon: sensors, schedules and the queue of runs."""
+def _daemon(instance: dg.DagsterInstance, workspace: str) -> Iterator[threading.Event]:
+    """Keep Dagster's daemon going: sensors, schedules and the queue of runs.
+
+    Runs are processes of their own and go on without it. Yields what is set once it has died too often.
+    """
+    stop, given_up = threading.Event(), threading.Event()
+    keeper = threading.Thread(target=_keep, args=(instance, workspace, stop, given_up))
+    keeper.start()
+    try:
+        yield given_up
+    finally:
+        stop.set()
+        keeper.join()
+
+
+def _keep(
+    instance: dg.DagsterInstance, workspace: str, stop: threading.Event, given_up: threading.Event
+) -> None:
+    deaths = deque[float](maxlen=_MOST_DEATHS)
+    while not stop.is_set():
+        code = _run_daemon(instance, workspace, stop)
+        if stop.is_set():
+            return
+        why = f"signal {-code}" if code < 0 else f"code {code}"
+        why += ", as the kernel does where memory is short" if code == -signal.SIGKILL else ""
+        deaths.append(time.monotonic())
+        if len(deaths) == _MOST_DEATHS and deaths[-1] - deaths[0] < _WITHIN_S:
+            sys.stderr.write(
+                f"error: Dagster's daemon ended {_MOST_DEATHS} times in {_WITHIN_S / 60:.0f} minutes, last "
+                f"with {why}. Everything stops; what is paid for is kept\n"
+            )
+            given_up.set()
+            return
+        sys.stderr.write(
+            f"Dagster's daemon ended with {why}: it is started again, and runs go on\n"
+        )
+
+
+def _run_daemon(instance: dg.DagsterInstance, workspace: str, stop: threading.Event) -> int:
+    """Run the daemon until it ends, or is to stop. Meanwhile, end runs whose process is dead."""
     reading, writing = get_ipc_shutdown_pipe()
     words = ("--log-level", "info", "--shutdown-pipe", str(reading), "--workspace", workspace)
     process = open_ipc_subprocess(python("dagster._daemon", "run", *words), pass_fds=[reading])
-    try:
-        yield process
-    finally:
+    looked_at = time.monotonic()
+    while process.poll() is None and not stop.wait(_POLL_S):
+        if time.monotonic() - looked_at >= _RECONCILED_EVERY_S:
+            reconcile(instance)
+            looked_at = time.monotonic()
+    with suppress(OSError):  # it has ended already, so nobody reads
         send_ipc_shutdown_message(writing)
-        while process.poll() is None:
-            # Dagster's daemon may lose a signal between two of its looks at them; it buys nothing.
-            with suppress(TimeoutExpired):
-                process.wait(_TELL_AGAIN_S)
-            process.terminate()
+    while process.poll() is None:
+        # Dagster's daemon may lose a signal between two of its looks at them; it buys nothing.
+        with suppress(TimeoutExpired):
+            process.wait(_TELL_AGAIN_S)
+        process.terminate()
+    os.close(reading)
+    return process.returncode
 
 
-def _end_with(daemon: Popen[bytes], server: uvicorn.Server) -> None:
+def _end_with(given_up: threading.Event, server: uvicorn.Server) -> None:
     """Without its daemon the UI would look as if runs were only waiting."""
-    daemon.wait()
+    given_up.wait()
     server.should_exit = True
 
 

@@ -257,6 +257,7 @@ def _checks() -> tuple[Check, ...]:
 
     return (
         Check(name="answers_match_states", look=tables.answers_of_states, is_blocking=True),
+        Check(name="calls_are_answered", look=tables.calls_answered, is_blocking=True),
         Check(name="budget_is_kept", look=tables.budget_kept),
     )
 

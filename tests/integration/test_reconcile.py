@@ -12,7 +12,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from replay_pipeline.assets.instance import is_running, open_instance, ui_command
+from replay_pipeline.assets.dead_runs import is_running
+from replay_pipeline.assets.instance import open_instance, ui_command
 from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE

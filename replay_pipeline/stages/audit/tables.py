@@ -123,6 +123,51 @@ def answers_of_states(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     return _judged(batches, look, of="answers", what_to_do=what_to_do)
 
 
+def calls_answered(root: DataRoot, batches: Sequence[str]) -> AuditResult:
+    """Did the teachers answer? A tenth of failed calls warns, and half of them ends the run.
+
+    A batch with a few calls alone is judged with the others of its run.
+    """
+    by_teacher: dict[str, Counter[str]] = {}
+    by_batch: dict[str, Counter[str]] = {}
+    for batch in batches:
+        for row in _rows(root, "teacher_actions", batch, ("teacher", "error_code")):
+            for counts in (
+                by_teacher.setdefault(row["teacher"], Counter()),
+                by_batch.setdefault(batch, Counter()),
+            ):
+                counts[row["error_code"] or _ANSWERED] += 1
+    every: Counter[str] = sum(by_batch.values(), Counter())
+    is_red = _share_failed(every) >= _MOST_FAILED or any(
+        _share_failed(counts) >= _MOST_FAILED and counts.total() >= _ENOUGH_CALLS
+        for counts in by_batch.values()
+    )
+    is_told = is_red or _share_failed(every) >= _MANY_FAILED
+    return AuditResult(
+        problems=[
+            f"{name}: {counts.total() - counts[_ANSWERED]} of {counts.total()} calls failed "
+            f"({', '.join(f'{n} {why}' for why, n in counts.most_common() if why != _ANSWERED)})"
+            for name, counts in (*by_teacher.items(), *by_batch.items())
+            if _share_failed(counts) >= _MANY_FAILED
+            and (is_told or counts.total() >= _ENOUGH_CALLS)
+        ],
+        what_to_do="`replay-pipeline doctor` asks the teachers what is wrong. The next run asks again what "
+        "failed for a reason that passes, and nothing that was answered.",
+        facts={"failed_share": _share_failed(every)},
+        is_warning=not is_red,
+        judged=every.total(),
+    )
+
+
+_ANSWERED = "answered"
+_MANY_FAILED, _MOST_FAILED = 0.1, 0.5
+_ENOUGH_CALLS = 20
+
+
+def _share_failed(counts: Counter[str]) -> float:
+    return 1 - counts[_ANSWERED] / counts.total() if counts else 0.0
+
+
 def budget_kept(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Did no replay spend more than its ceiling?"""
     problems, n_usd, n_judged = [], 0.0, 0
@@ -207,7 +252,8 @@ def refuse_unfit(root: DataRoot, batches: Sequence[str]) -> None:
 
 
 def _rows(root: DataRoot, name: str, batch: str, columns: Sequence[str]) -> list[dict[str, Any]]:
-    return root.read(name, batch, columns=columns).to_pylist()
+    """Return some columns of a table, which a batch may not have yet."""
+    return root.read(name, batch, columns=columns).to_pylist() if root.has(name, batch) else []
 
 
 def _ids(root: DataRoot, name: str, batch: str) -> list[str]:

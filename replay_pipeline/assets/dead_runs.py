@@ -1,0 +1,111 @@
+"""End the runs whose process is dead.
+
+Dagster learns from the run, or from the server that started it, that the run has ended. If both
+died, the run stays "started" for good and blocks the paid step. So we look at the processes
+instead, which works only for those of this machine.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+
+import dagster as dg
+from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+
+logger = logging.getLogger(__name__)
+
+_GOING = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
+_SERVER_TAG = ".dagster/grpc_info"
+_CLOCK_SLACK_S = 2.0
+_WHAT_TO_DO = (
+    "its process is gone (killed, out of memory, or the machine went down). Nothing that was paid "
+    "for is lost. Dagster runs it again, up to three times; after that, run the same batches again."
+)
+
+
+def reconcile(instance: dg.DagsterInstance, *, runs_are_here: bool = False) -> list[str]:
+    """End the runs whose process is dead, and free the pool slots that they hold.
+
+    Use it only if every run is a process of this machine, as with records in SQLite files or with
+    `runs_are_here`. Returns the ids of the ended runs.
+    """
+    ended: list[str] = []
+    if not runs_are_here and not isinstance(instance.event_log_storage, SqliteEventLogStorage):
+        return ended
+    for run in instance.get_runs(filters=RunsFilter(statuses=list(_GOING))):
+        if _is_alive(instance, run):
+            continue
+        if run.status == DagsterRunStatus.CANCELING:
+            instance.report_run_canceled(run, message=f"Run canceled: {_WHAT_TO_DO}")
+        else:
+            instance.report_run_failed(run, message=f"Run failed: {_WHAT_TO_DO}")
+        logger.warning("run %s of %s: %s", run.run_id, run.job_name, _WHAT_TO_DO)
+        ended.append(run.run_id)
+    _free_slots(instance)
+    return ended
+
+
+def _free_slots(instance: dg.DagsterInstance) -> None:
+    """Take the slots back from runs that have ended or were deleted."""
+    storage = instance.event_log_storage
+    if not storage.supports_global_concurrency_limits:
+        return
+    for run_id in storage.get_concurrency_run_ids():
+        run = instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            storage.free_concurrency_slots_for_run(run_id)
+
+
+def _is_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    starts = instance.all_logs(run.run_id, of_type=DagsterEventType.RUN_START)
+    if not starts:
+        return _is_served(run)
+    pid = starts[-1].get_dagster_event().pid
+    return pid is not None and is_running(pid, since=starts[-1].timestamp)
+
+
+def _is_served(run: dg.DagsterRun) -> bool:
+    """Return whether the server that was told to start the run is there: its process may be coming up."""
+    try:
+        address = json.loads(run.tags[_SERVER_TAG])
+    except (KeyError, ValueError):
+        return False
+    with contextlib.suppress(OSError):
+        if path := address.get("socket"):
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(path)
+        else:
+            socket.create_connection((address["host"], address["port"]), timeout=2).close()
+        return True
+    return False
+
+
+def is_running(pid: int, *, since: float) -> bool:
+    """Return whether the process `pid` is running and started at `since` (seconds since the epoch).
+
+    Without `/proc`, a process id that was reused by another process isn't noticed.
+    """
+    proc = Path("/proc")
+    if not (proc / "stat").exists():
+        with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(PermissionError):
+                os.kill(pid, 0)
+            return True
+        return False
+    try:
+        # The name before the last parenthesis may hold anything.
+        fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    state, started_ticks = fields[0], int(fields[19])
+    booted = next(
+        float(line.split()[1])
+        for line in (proc / "stat").read_text().splitlines()
+        if line.startswith("btime ")
+    )
+    started = booted + started_ticks / os.sysconf("SC_CLK_TCK")
+    return state not in "ZX" and started <= since + _CLOCK_SLACK_S

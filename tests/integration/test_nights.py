@@ -1,0 +1,124 @@
+"""Nights that degrade and go on: the daemon and a worker are really killed, and teachers stop answering."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from replay_pipeline.assets import serve
+from replay_pipeline.assets.code_location import define
+from replay_pipeline.assets.instance import open_instance, ui_command
+from replay_pipeline.assets.night import failure_facts
+from replay_pipeline.assets.resources import PipelineResource
+from tests.integration.processes import instance_of, wait_until
+from tests.roots import pipeline_at, served_root
+from tests.support.dagster_web import free_port, launch_batch, process_tree, sign_in
+from tests.support.teachers import TeacherServer
+
+pytestmark = pytest.mark.slow
+
+LOOK = {"role": "assistant", "content": "I look first."}
+
+
+def daemon_below(pid: int) -> int | None:
+    """The process of Dagster's daemon below `ui`."""
+    for each in process_tree(pid):
+        with contextlib.suppress(OSError):
+            if b"dagster._daemon" in Path(f"/proc/{each}/cmdline").read_bytes():
+                return each
+    return None
+
+
+def test_a_killed_daemon_is_started_again_and_a_killed_run_goes_on_without_paying_twice(tmp_path):
+    root, log = tmp_path / "data", tmp_path / "ui.log"
+    with TeacherServer(script=LOOK, latency=0.5) as server:
+        work = served_root(root, server)
+        batch = work.ingest_new()[0]
+        with open_instance(work) as instance:
+            instance.add_dynamic_partitions("trace_batch", [batch])
+        command, environment = ui_command(work.settings, port=free_port())
+        with log.open("wb") as file:
+            ui = subprocess.Popen(
+                command, env=environment, stdout=file, stderr=file, start_new_session=True
+            )
+        run_ids: list[str] = []
+
+        def launched() -> bool:
+            with contextlib.suppress(OSError):
+                run_ids.append(launch_batch(sign_in(log), batch))
+            return bool(run_ids)
+
+        def workers() -> list[int]:
+            starts = instance.all_logs(run_ids[0], of_type=dg.DagsterEventType.RUN_START)
+            return [each.get_dagster_event().pid or 0 for each in starts]
+
+        def statuses() -> list[str]:
+            return sorted(run.status.value for run in instance.get_runs())
+
+        try:
+            with dg.DagsterInstance.from_config(str(root / ".dagster")) as instance:
+                wait_until(lambda: daemon_below(ui.pid), ui, log=log)
+                os.kill(daemon_below(ui.pid) or 0, signal.SIGKILL)
+                wait_until(launched, ui, log=log)
+                wait_until(lambda: server.bill().n_charged > 5, ui, log=log)
+                for pid in workers():
+                    os.kill(pid, signal.SIGKILL)
+                wait_until(lambda: statuses() == ["FAILURE", "SUCCESS"], ui, log=log)
+                assert instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
+            assert "ended with signal 9" in log.read_text()
+            # What was in flight when the worker was killed may be asked again; the rest is kept.
+            assert server.bill().n_duplicates <= 64
+            assert ui.poll() is None
+        finally:
+            ui.send_signal(signal.SIGTERM)
+            ui.wait(120)
+
+
+def test_a_daemon_that_dies_again_and_again_ends_with_an_exit_code_of_its_own(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(serve, "python", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(serve, "_POLL_S", 0.01)
+    with instance_of(tmp_path) as instance, serve._daemon(instance, "workspace.yaml") as given_up:
+        assert given_up.wait(60)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == serve._MOST_DEATHS
+    assert told[0].startswith("Dagster's daemon ended with code 3: it is started again")
+    assert told[-1].startswith("error: Dagster's daemon ended 5 times")
+
+
+@pytest.mark.parametrize(("share", "outcome"), [(0.6, "fails"), (0.2, "warns"), (1.0, "fails")])
+def test_a_night_whose_calls_fail_is_told_within_its_own_run(tmp_path, monkeypatch, share, outcome):
+    root = tmp_path / "data"
+    monkeypatch.setenv("REPLAY_DATA", str(root))
+    fault = {"kind": "malformed_arguments", "probability": share}
+    with TeacherServer(script=LOOK, faults=[fault]) as server:
+        work = served_root(root, server)
+        work.find_batches()
+        batch = work.batches()[0]
+        with instance_of(root) as instance:
+            instance.add_dynamic_partitions("trace_batch", work.batches())
+            job = define(PipelineResource()).resolve_job_def("replay_batches")
+            done = job.execute_in_process(
+                instance=instance, tags={"dagster/partition": batch}, raise_on_error=False
+            )
+            assert done.success is (outcome == "warns")
+            events = instance.all_logs(
+                done.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
+            )
+            found = [each.get_dagster_event().asset_check_evaluation_data for each in events]
+            (told,) = [each for each in found if each.asset_check_key.name == "calls_are_answered"]
+            assert not told.passed
+            assert "calls failed (" in told.description
+            if outcome == "fails":
+                run = instance.get_run_by_id(done.run_id)
+                assert run is not None
+                why = failure_facts(instance, run, secrets=[])["why"]
+                assert why.startswith("calls_are_answered: ")
+                assert "calls failed (" in why
+    assert pipeline_at(root).root.has("normalized_pairs", batch) is (outcome == "warns")
