@@ -1,5 +1,6 @@
 """Recipes: plain data-juicer YAML files. Use ours by name, or any file by path."""
 
+import difflib
 import hashlib
 import json
 import logging
@@ -133,6 +134,10 @@ def _check_harmless(name: str, arguments: dict[str, Any], *, where: str) -> None
     ]
     if known and not doing:
         return None
+    if not known and (close := difflib.get_close_matches(name, _EXECUTES_NOTHING, n=1, cutoff=0.8)):
+        raise ConfigError(
+            f"{where}: {name} is not one of {', '.join(sorted(_EXECUTES_NOTHING))}; did you mean {close[0]}?"
+        )
     what = f"{name} ({', '.join(doing)})" if doing else name
     raise UntrustedError(
         f"{where}: {what} may run programs, load models or reach the network, so a recipe can't use it by itself. If you trust this recipe, allow the operator by name: --allow-operator {name}, or "

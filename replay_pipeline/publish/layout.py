@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.judge.feasibility import cwd_of
 from replay_pipeline.storage.pair_rows import ROWS_AT_ONCE, json_value
-from replay_pipeline.types import Message, conversation_of
+from replay_pipeline.types import REHEARSAL, Message, conversation_of
 
 VERSION = 6
 """Version of the columns. A dataset of another version is refused."""
@@ -395,7 +395,8 @@ def _given(table: pa.Table, name: str) -> list[Any]:
 def published_prompts(rows: pa.Table, side: str) -> pa.Table:
     """Return rows of the config `prompts`: states with a consensus, which is in the column `side`."""
     if "source" in rows.column_names:
-        by_consensus = [source in (None, "consensus") for source in rows["source"].to_pylist()]
+        voted = (None, "consensus", REHEARSAL)
+        by_consensus = [source in voted for source in rows["source"].to_pylist()]
         rows = rows.filter(pa.array(by_consensus, pa.bool_()))
     columns = {name: rows[name] for name in PROMPTS.names if name in rows.column_names}
     columns["consensus"] = pa.array([side[-1] for side in rows[side].to_pylist()], MESSAGE)

@@ -1,5 +1,8 @@
 """A rehearsal: one's own sessions go the whole way without a key, and nothing of it passes for data."""
 
+from collections import Counter
+
+import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.cli.console import open_words
@@ -114,6 +117,10 @@ def test_tables_page_and_card_say_that_it_is_play(root, tmp_path):
     work.publish()
     card = (root / "dataset" / "README.md").read_text("utf-8")
     assert "**A rehearsal: the answers behind" in card
+    shards = [*(root / "dataset" / "data" / "prompts").rglob("*.parquet")]
+    kinds = Counter(kind for path in shards for kind in pq.read_table(path)["kind"].to_pylist())
+    assert kinds["agreement"] > 0
+    assert kinds.total() > kinds["agreement"], "states with a pair are prompts too"
     assert "nothing to train on" in card
     n_made_up = sum(row["action_text"] is not None for row in answers)
     assert f"| answers made up in a rehearsal | {n_made_up} |" in card
