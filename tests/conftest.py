@@ -62,6 +62,20 @@ def _forked_teachers(_own_hub_folder: None):
         yield
 
 
+@pytest.fixture(scope="module")
+def unread_by_datasets() -> Generator[None]:
+    """Publish without having `datasets` load the result: half of a publication, told in `publish/`."""
+    from replay_pipeline.stages.audit import AuditResult, dataset
+
+    def loaded(_: object) -> AuditResult:
+        """Hold."""
+        return AuditResult(judged=1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "BLOCKING", {**dataset.BLOCKING, "dataset_loads": loaded})
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory):
     """No test sees the settings, keys or caches of the person who runs it."""

@@ -41,7 +41,8 @@ MONEY = (
     "dialects/usage buy/estimates"
 )
 MONEY_TESTS = (
-    "ledger recovery cost_figures run requests usage odd_replies lies estimates bills_of_providers"
+    "ledger recovery cost_figures run requests usage odd_replies lies lanes estimates "
+    "bills_of_providers"
 )
 EXTRACTION = "answers claims extract judgment natural records report rule"
 ROOMS = {

@@ -27,8 +27,8 @@ def pipeline_at(root: Path, **changes: Any) -> Pipeline:
 
 
 def project_root(root: Path, **replay: Any) -> Pipeline:
-    """A data root on one project of the sample, in three batches; nothing is ingested yet."""
-    return sample_root(root, n_batch_sessions=2, sessions=PROJECT, **replay)
+    """A data root on one project of the sample, in two batches; nothing is ingested yet."""
+    return sample_root(root, n_batch_sessions=3, sessions=PROJECT, **replay)
 
 
 def sample_root(
@@ -47,11 +47,11 @@ def sample_root(
     return pipeline_at(root)
 
 
-def settings_at(place: str | Path, home: Path, *, n_batch_sessions: int = 2) -> Settings:
+def settings_at(place: str | Path, home: Path) -> Settings:
     """Settings of that project for a data root on any store, whatever the environment says."""
     changes = {
         "home_dir": home,
-        "ingest": {"sources": [PROJECT], "max_batch_sessions": n_batch_sessions},
+        "ingest": {"sources": [PROJECT]},
         "replay": {"sample_teachers": True, "ask_at": "steps"},
     }
     return Settings.load(data_dir=as_path(place), changes=changes, env={})

@@ -233,7 +233,8 @@ def test_a_system_without_locks_of_unix_makes_a_dataset_and_says_that_it_cannot_
     without = "import sys, warnings; sys.modules['fcntl'] = None; warnings.simplefilter('ignore'); "
     session = sorted(PROJECT.glob("*.jsonl"))[0]
     start = [sys.executable, "-c", without + "from replay_pipeline.cli import main; main()"]
-    words = ["run", session, "--data", "d", "--no-train", "--json"]
+    (tmp_path / "none.toml").write_text("[normalize]\nrecipe = 'none'\n")
+    words = ["run", session, "--data", "d", "--settings", "none.toml", "--no-train", "--json"]
     done = subprocess.run(
         [*start, *words], cwd=tmp_path, env=child_environment(REPLAY_TEACHERS="sample"),
         capture_output=True, text=True, timeout=300,

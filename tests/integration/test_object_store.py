@@ -62,7 +62,7 @@ def by_hand(work: Pipeline) -> None:
 def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.executable", forked_python())
     (tmp_path / "tiny.yaml").write_text(TRAINER)
-    here = Pipeline(settings_at(tmp_path / "here", tmp_path / "here", n_batch_sessions=8))
+    here = Pipeline(settings_at(tmp_path / "here", tmp_path / "here"))
     by_hand(here)
     home = tmp_path / "home"
     home.mkdir()
@@ -70,7 +70,7 @@ def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path, monkey
     settings_file = tmp_path / "settings.toml"
     settings_file.write_text(
         f"home_dir = {json.dumps(str(home))}\n"
-        f"[ingest]\nsources = [{json.dumps(str(PROJECT))}]\nmax_batch_sessions = 8\n"
+        f"[ingest]\nsources = [{json.dumps(str(PROJECT))}]\n"
         "[replay]\nsample_teachers = true\n"
         f"[train]\nconfig = {json.dumps(str(tmp_path / 'tiny.yaml'))}\n"
     )
@@ -105,10 +105,10 @@ def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path, monkey
 
 
 def test_another_machine_goes_on_where_one_stopped(s3, tmp_path):
-    one = Pipeline(settings_at("s3://bucket/shared", tmp_path / "one", n_batch_sessions=8))
+    one = Pipeline(settings_at("s3://bucket/shared", tmp_path / "one"))
     for batch in one.ingest_new():
         one.replay(batch)
-    two = Pipeline(settings_at("s3://bucket/shared", tmp_path / "two", n_batch_sessions=8))
+    two = Pipeline(settings_at("s3://bucket/shared", tmp_path / "two"))
     began = now()
     by_hand(two)
     fresh = {r.stage for r in two.receipts.all(since=began) if not r.is_reused}

@@ -97,7 +97,7 @@ OUTAGES = {
 
 
 def test_a_stage_that_loses_its_store_says_so_and_can_be_run_again(network, tmp_path):
-    settings = settings_at("s3://bucket/root", tmp_path / "home", n_batch_sessions=64)
+    settings = settings_at("s3://bucket/root", tmp_path / "home")
     batch = None
     for stage, outages in OUTAGES.items():
         arguments = () if stage in ("find_batches", "publish") else (batch,)
@@ -126,7 +126,7 @@ def test_a_stage_that_loses_its_store_says_so_and_can_be_run_again(network, tmp_
     network.mend()
     (tmp_path / "here").mkdir()
     shutil.copy(tmp_path / "home" / "sample-ledger.sqlite", tmp_path / "here")
-    whole = Pipeline(settings_at(tmp_path / "here", tmp_path / "here", n_batch_sessions=64))
+    whole = Pipeline(settings_at(tmp_path / "here", tmp_path / "here"))
     run_batches(whole)
     for table in (
         "sessions",

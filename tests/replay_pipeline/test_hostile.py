@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from replay_pipeline.stages.work.markdown import Markdown
 from replay_pipeline.storage.processes import child_environment
 from tests.hostile import HOSTILE, REMOTE, TERMINAL_CONTROLS
 from tests.hostile_data import hostile_root
+from tests.support.forked import BIN, forked
 
 OWN_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 """What rich itself writes: colours, and nothing that moves or asks."""
@@ -77,10 +77,8 @@ def terminal(command: list[str], folder: Path) -> str:
 def test_no_command_sends_a_strangers_escape_to_the_terminal(work, words):
     state = work.root.read("dpo_pairs", work.batches()[0])["state_id"][0].as_py()
     words = [*words, state] if words == ["trace"] else words
-    tool = str(Path(sys.executable).with_name("replay-pipeline"))
-    code = "from replay_pipeline.cli import main; main()"
-    command = [sys.executable, "-c", code, *words] if not Path(tool).exists() else [tool, *words]
-    shown = terminal([*command, "--data", str(work.root.path)], Path.cwd())
+    command = forked([BIN / "replay-pipeline", *words, "--data", work.root.path])
+    shown = terminal(command, Path.cwd())
     rest = OWN_COLORS.sub("", shown)
     assert not (TERMINAL_CONTROLS - {"\t"}) & set(rest), ascii(rest)[:2000]
     assert "Traceback" not in rest

@@ -132,7 +132,7 @@ class Slots:
 
     def succeeded(self) -> None:
         """Add a fraction of a slot after a successful call."""
-        if self._is_open and self.limit < self.size:
+        if self._is_open:
             self.limit = min(self.size, self.limit + 1 / self.limit)
 
     def slow_down(self, pause_s: float | None) -> None:
@@ -371,7 +371,6 @@ def _goes_on(until: datetime, why: str) -> str:
 
 class _FreeFailure(Exception):  # noqa: N818 (a signal to tenacity, never seen outside)
     def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.code)
         self.failure = failure
 
 

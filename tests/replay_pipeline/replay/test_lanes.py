@@ -54,6 +54,9 @@ def test_room_shrinks_once_per_cooldown_and_grows_back_slowly():
     for _ in range(10_000):
         slots.succeeded()
     assert slots.limit == 100
+    first = Slots(100, n_first=2)
+    first.succeeded()
+    assert first.limit == 2, "until it is opened"
 
 
 def test_after_a_pause_the_waiting_go_on_by_themselves():

@@ -306,6 +306,7 @@ def test_a_call_is_written_down_before_it_leaves_and_in_full_when_it_is_settled(
     assert {name: settled[name] for name in written} == written | outcome
     assert (other["cost"], other["is_overrun"], other["is_lasting"]) == (20, 0, 0)
     assert scopes_of(path) == {"day:x": [51, 0, 0, 1], "tag:y": [31, 0, 0, 1]}
+    assert ledger_status(path).errors == {"odd": 1}
     [owner] = rows_of(path, "owners")
     assert start <= moment(owner.pop("opened_at")) <= datetime.now(UTC)
     assert owner == {"id": 1, "host": socket.gethostname()}

@@ -10,9 +10,11 @@ from pydantic import SecretStr
 from replay_pipeline.replay import RetryPolicy, ledger_status, replay_states
 from replay_pipeline.replay.ask.attempts import Dispatcher, is_model
 from replay_pipeline.replay.dialects.client import _without
+from replay_pipeline.replay.dialects.prices import Price
+from replay_pipeline.replay.dialects.replies import Answer
 from replay_pipeline.replay.dialects.sizes import Size
 from replay_pipeline.replay.dialects.usage import Usage
-from replay_pipeline.replay.money.bills import least_tokens, token_problem
+from replay_pipeline.replay.money.bills import BookedCost, judged, least_tokens, token_problem
 from replay_pipeline.replay.money.calls import NewCall
 from replay_pipeline.types import TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
@@ -100,6 +102,28 @@ def test_a_cost_that_was_cut_is_no_cost(tmp_path):
         n_sent = len(server.bodies)
     assert report.spent_usd == ledger_status(tmp_path / "l").spent_usd == 0
     assert report.unknown_usd < 0.05 * n_sent, "the money of a call, not a dollar"
+
+
+@pytest.mark.parametrize(
+    ("usage", "action", "booked"),
+    [
+        ({"n_prompt_tokens": 100, "n_completion_tokens": 10, "fee_nano": 500}, {}, (120_500, None)),
+        ({}, {}, (5_000_000, "no cost and no usage came with it")),
+        ({"cost_nano": 0}, None, (0, None)),
+        (
+            {"cost_nano": 150_000, "n_prompt_tokens": 100, "n_completion_tokens": 1000},
+            {"content": "x"},
+            (5_000_000, "a cost of $0.000150 where $0.002100 is the least its tokens cost"),
+        ),
+    ],
+)
+def test_a_call_is_booked_at_its_tokens_and_fee_or_at_its_bound(usage, action, booked):
+    found = judged(
+        Answer(action=action, usage=Usage(**usage)), Size(n_bytes=400, n_messages=1),
+        price=Price.of({"prompt": 1e-6, "completion": 2e-6}),
+        bound_nano=5_000_000, n_limit=1000, n_reply_bytes=50,
+    )  # fmt: skip
+    assert found == BookedCost(cost_nano=booked[0], disputed=booked[1])
 
 
 def test_usage_and_size_bound_each_other_from_both_sides():

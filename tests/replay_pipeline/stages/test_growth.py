@@ -38,7 +38,7 @@ def test_what_was_published_night_by_night_is_what_is_published_at_once(work, tm
             stage(batch)
         brought.append(again.publish().report["batches"])
     assert brought == [[batch] for batch in again.batches()]
-    assert len(brought) > 2
+    assert len(brought) > 1
     theirs, ours = contents(work.root.path / "dataset"), contents(again.root.path / "dataset")
     assert [name for name in ours if name.startswith("data/")] == [
         name for name in theirs if name.startswith("data/")
