@@ -71,7 +71,7 @@ def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path, monkey
     settings_file.write_text(
         f"home_dir = {json.dumps(str(home))}\n"
         f"[ingest]\nsources = [{json.dumps(str(PROJECT))}]\n"
-        "[replay]\nsample_teachers = true\n"
+        "[replay]\nsample_teachers = true\nask_at = 'steps'\n"
         f"[train]\nconfig = {json.dumps(str(tmp_path / 'tiny.yaml'))}\n"
     )
     there = Pipeline(Settings.load(settings_file, data_dir=as_path("s3://bucket/demo"), env={}))

@@ -19,18 +19,21 @@ from replay_pipeline.replay import replay_in_thread, replay_states
 from replay_pipeline.replay.money.ledger import Ledger
 from replay_pipeline.types import RetryPolicy, TeacherSpec
 from tests.replay_pipeline.replay.conftest import make_states
+from tests.support.looking import TOOLS, answer_looks
 
 def work(job):
     if job["how"] == "open":
         Ledger(job["ledger"], is_durable=False).close()
         return
+    states = make_states(job["n"], n_sessions=job["n"], words=job.get("words", 40))
+    looks = {"looks": answer_looks} if job.get("looks") else {}
     made = {
-        "states": make_states(job["n"], n_sessions=job["n"], words=job.get("words", 40)),
+        "states": [{**state, "tools": TOOLS} for state in states] if looks else states,
         "teachers": [TeacherSpec(**job["teacher"])],
     }
     options = {
         "max_total_usd": job["usd"], "ledger": job["ledger"], "max_concurrency": job["concurrency"],
-        "run_id": job.get("run_id"), "is_durable": False, "counts_recorded": True,
+        "run_id": job.get("run_id"), "is_durable": job.get("is_durable", False), **looks,
         "retry": RetryPolicy(max_attempts=4, first_wait_s=0.01, settle_s=job["settle_s"]),
     }
     if job["how"] == "thread":

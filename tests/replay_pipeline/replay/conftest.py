@@ -2,6 +2,7 @@ import pytest
 
 from replay_pipeline.types import RetryPolicy
 from tests.postgres import fresh_database, running_postgres
+from tests.support.nursery import nursery
 from tests.support.teachers import TeacherServer
 
 QUICK = RetryPolicy(max_attempts=3, first_wait_s=0.001, max_wait_s=0.01, settle_s=0.0)
@@ -52,3 +53,9 @@ def database_url(request, tmp_path):
     if request.param == "sqlite":
         return str(tmp_path / "ledger.sqlite")
     return request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture(scope="module")
+def children():
+    with nursery() as running:
+        yield running

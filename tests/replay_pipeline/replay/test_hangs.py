@@ -20,17 +20,11 @@ from tests.replay_pipeline.replay.test_ledger import answered, call, scopes_of
 from tests.replay_pipeline.replay.test_lies import ask
 from tests.replay_pipeline.replay.test_odd_replies import completion, raw
 from tests.replay_pipeline.replay.test_recovery import PATIENT, leave_open
-from tests.support.nursery import nursery, until
+from tests.support.nursery import until
 from tests.support.odd_server import OddServer
 from tests.support.teachers import TeacherServer
 
 MODEL = "deepseek/deepseek-v4-pro"
-
-
-@pytest.fixture(scope="module")
-def children():
-    with nursery() as running:
-        yield running
 
 
 def job(server, ledger, teacher=None, **more):

@@ -1,62 +1,20 @@
 """A real process is killed with SIGKILL again and again, and started again on the same ledger."""
 
-import json
-import os
 import random
-import select
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from replay_pipeline.replay import estimate, ledger_status, replay_trace_sync
 from tests.replay_pipeline.replay.conftest import make_states
 from tests.support.looking import TOOLS, answer_looks, looking
+from tests.support.nursery import until
 from tests.support.teachers import TeacherServer
 
-ROOT = Path(__file__).parents[3]
 CONCURRENCY = 16
 N_KILLS = 20
-
-# Imports once, then forks one replay per line of its input: many starts cost as much as one.
-NURSERY = """
-import asyncio, httpx_aiohttp, json, os, sys
-sys.path.insert(0, sys.argv[1])
-from replay_pipeline.replay import replay_states
-from replay_pipeline.types import RetryPolicy, TeacherSpec
-from tests.replay_pipeline.replay.conftest import make_states
-from tests.support.looking import TOOLS, answer_looks
-
-for line in sys.stdin:
-    job = json.loads(line)
-    child = os.fork()
-    if child:
-        print(child, flush=True)
-        os.waitpid(child, 0)
-        print("ended", flush=True)
-        continue
-    states = [{**s, "tools": TOOLS} for s in make_states(job["n"], n_sessions=job["n"])]
-    asyncio.run(replay_states(
-        states if job.get("looks") else make_states(job["n"], n_sessions=job["n"]),
-        [TeacherSpec(**job["teacher"])], looks=answer_looks if job.get("looks") else None,
-        max_total_usd=job["usd"], ledger=job["ledger"], max_concurrency=job["concurrency"],
-        retry=RetryPolicy(max_attempts=4, first_wait_s=0.01, settle_s=job["settle_s"])))
-    os._exit(0)
-"""
-
-
-@pytest.fixture
-def nursery():
-    with subprocess.Popen(
-        [sys.executable, "-c", NURSERY, str(ROOT)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as running:  # fmt: skip
-        yield running
-        running.communicate()
+DURABLE = {"how": "async", "is_durable": True}
 
 
 def n_rows(ledger, state):
@@ -66,16 +24,8 @@ def n_rows(ledger, state):
     return n
 
 
-def wait_for_requests(server, n):
-    """Until a moment that depends on what was sent, not on how fast this machine is."""
-    deadline = time.monotonic() + 60
-    while server.bill().n_requests < n:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 @pytest.mark.slow
-def test_killed_twenty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path, nursery):
+def test_killed_twenty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path, children):
     chance = random.Random(7)
     n = 600
     ledger = tmp_path / "ledger.sqlite"
@@ -86,17 +36,18 @@ def test_killed_twenty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path,
         [teacher] = server.teachers(["deepseek/deepseek-v4-pro"])
         teacher = teacher.model_copy(update={"max_concurrency": CONCURRENCY, "timeout_s": 20.0})
         job = {"n": n, "teacher": teacher.model_dump(), "ledger": str(ledger),
-               "concurrency": CONCURRENCY, "usd": 50, "settle_s": 2.0}  # fmt: skip
+               "concurrency": CONCURRENCY, "usd": 50, "settle_s": 2.0, **DURABLE}  # fmt: skip
         n_kills = n_answered = n_killed_in_flight = 0
         while True:
-            nursery.stdin.write(json.dumps(job) + "\n")
-            nursery.stdin.flush()
-            child = int(nursery.stdout.readline())
+            child = children.start(**job)
             if n_kills < N_KILLS:
-                wait_for_requests(server, server.bill().n_requests + chance.randint(5, 25))
-                os.kill(child, signal.SIGKILL)
+                # A moment that depends on what was sent, not on how fast this machine is.
+                enough = server.bill().n_requests + chance.randint(5, 25)
+                until(lambda enough=enough: server.bill().n_requests >= enough)
+                children.kill(child)
                 n_kills += 1
-            assert nursery.stdout.readline() == "ended\n"
+            else:
+                assert children.wait(child) == 0
             now_answered = n_rows(ledger, "answered")
             assert now_answered >= n_answered
             n_answered = now_answered
@@ -120,31 +71,23 @@ def test_killed_twenty_times_nothing_is_lost_and_nothing_is_paid_twice(tmp_path,
     assert status.calls["answered"] == n
 
 
-def has_ended(nursery):
-    return bool(select.select([nursery.stdout], [], [], 0)[0])
-
-
-def run_once(nursery, job, *, kill_after=None, bill=None):
+def run_once(children, job, *, kill_after=None, bill=None):
     """One run, killed once the server has had some more requests, unless it ends before."""
-    nursery.stdin.write(json.dumps(job) + "\n")
-    nursery.stdin.flush()
-    child = int(nursery.stdout.readline())
-    was_killed = False
-    if kill_after is not None:
-        until = bill().n_requests + kill_after
-        while not has_ended(nursery) and bill().n_requests < until:
-            time.sleep(0.002)
-        if not has_ended(nursery):
-            os.kill(child, signal.SIGKILL)
-            was_killed = True
-    assert nursery.stdout.readline() == "ended\n"
+    child = children.start(**job)
+    if kill_after is None:
+        children.wait(child)
+        return False
+    enough = bill().n_requests + kill_after
+    until(lambda: children.has_ended(child) or bill().n_requests >= enough)
+    was_killed = not children.has_ended(child)
+    children.kill(child)
     return was_killed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("settle_s", "ceilings"), [(2.0, [2, 20]), (0.05, [3])])
 def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(
-    tmp_path, nursery, settle_s, ceilings
+    tmp_path, children, settle_s, ceilings
 ):
     """Ceilings worth 2 to 20 reservations, of which kills would have held each for ever.
 
@@ -166,14 +109,14 @@ def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(
             n = n_payable + 10
             ledger = tmp_path / f"{place}.sqlite"
             job = {"n": n, "teacher": teacher.model_dump(), "ledger": str(ledger), "usd": ceiling_usd,
-                   "concurrency": 8, "settle_s": settle_s}  # fmt: skip
+                   "concurrency": 8, "settle_s": settle_s, **DURABLE}  # fmt: skip
             was_killed = [
-                run_once(nursery, job, kill_after=chance.randint(1, 6), bill=server.bill)
+                run_once(children, job, kill_after=chance.randint(1, 6), bill=server.bill)
                 for _ in range(3)
             ]
             states = make_states(n, n_sessions=n)
             for _ in range(4):
-                run_once(nursery, job)
+                run_once(children, job)
                 time.sleep(teacher.timeout_s)  # what a run left may be over for the next
             actions = replay_trace_sync(states, [teacher], 0, ledger=ledger)
             bill, status = server.bill(), ledger_status(ledger)
@@ -190,7 +133,7 @@ def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(
 
 @pytest.mark.slow
 def test_forty_kills_within_continuations_pay_no_step_twice_and_nothing_over_the_ceiling(
-    tmp_path, nursery
+    tmp_path, children
 ):
     """Twelve ledgers, killed four times each while teachers look up to three times before they act."""
     chance = random.Random(67)
@@ -203,12 +146,13 @@ def test_forty_kills_within_continuations_pay_no_step_twice_and_nothing_over_the
             teacher = teacher.model_copy(update={"timeout_s": 1.0})
             ceiling_usd = chance.choice([0.02, 1.0])
             job = {"n": n, "teacher": teacher.model_dump(), "ledger": str(ledger),
-                   "usd": ceiling_usd, "concurrency": 8, "settle_s": 2.0, "looks": True}  # fmt: skip
+                   "usd": ceiling_usd, "concurrency": 8, "settle_s": 2.0, "looks": True,
+                   **DURABLE}  # fmt: skip
             for _ in range(4):
                 kill_after = chance.randint(2, 12)
-                n_kills += run_once(nursery, job, kill_after=kill_after, bill=server.bill)
+                n_kills += run_once(children, job, kill_after=kill_after, bill=server.bill)
             for _ in range(3):
-                run_once(nursery, job)
+                run_once(children, job)
             actions = replay_trace_sync(states, [teacher], 0, ledger=ledger, looks=answer_looks)
             bill = server.bill()
         status = ledger_status(ledger)

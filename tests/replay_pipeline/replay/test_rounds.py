@@ -5,13 +5,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from benchmarks.money import play
-from tests.support.nursery import nursery
-
-
-@pytest.fixture(scope="module")
-def children():
-    with nursery() as running:
-        yield running
 
 
 @pytest.mark.slow
