@@ -65,7 +65,7 @@ function table(columns, rows, caption) {
 // Placeholders of the redaction are marked, so that a reader sees what was taken out; so is what was searched.
 function prose(value, needles = []) {
   const shown = element("pre", "", ...pieces(value, needles));
-  if (value.length > 1_000) shown.tabIndex = 0; // it may scroll, so the keyboard has to reach it
+  if (value.length > 1_000 || value.split("\n").length > 12) shown.tabIndex = 0; // it may scroll, so the keyboard has to reach it
   return shown;
 }
 

@@ -68,7 +68,7 @@ function card(title, ...content) {
 }
 
 const counts = (found, caption, address) => table(
-  [["", ([name]) => (address ? link(words(name), address(name)) : words(name))], ["", ([, n]) => number.format(n), "n"]],
+  [["kind", ([name]) => (address ? link(words(name), address(name)) : words(name))], ["number", ([, n]) => number.format(n), "n"]],
   Object.entries(found).sort(([, a], [, b]) => b - a), caption);
 
 function ranked(sessions, rank, told) {

@@ -7,7 +7,7 @@ async function showDataset(main) {
     card("Rows by part and split", table([
       ["part", ([name]) => name], ...splits.map((split) => [split, ([, n]) => number.format(n[split] ?? 0), "n"]),
     ], Object.entries(found.rows_by_split), "Rows by part and split")),
-    card("Checks", table([["check", ([name]) => words(name)], ["", ([, told]) => told]], Object.entries(found.checks ?? {}), "Checks of the dataset")),
+    card("Checks", table([["check", ([name]) => words(name)], ["result", ([, told]) => told]], Object.entries(found.checks ?? {}), "Checks of the dataset")),
     found.lengths?.length ? card("Length of pairs", table([
       ["prompt, tools and the longer side", (row) => `up to ${number.format(row.n_tokens)} tokens`], ["pairs", (row) => number.format(row.n), "n"]], found.lengths, "Pairs by length"),
       element("p", "note", "Tokens are estimated by words and signs, on the high side.")) : null,
