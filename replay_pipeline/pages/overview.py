@@ -40,7 +40,7 @@ _TOOL_NAME = re.compile(r"[\w.:/@-]{1,128}")
 _WORKTREES = (
     (re.compile(r".*/\.(?:cursor/|claude-)worktrees/([^/]+)/.*"), r"\1"),
     (re.compile(r".*/\.codex/worktrees/[^/]+/([^/]+).*"), r"\1"),
-    (re.compile(r"(?:/\.claude|/\.git)?[./]\.?worktrees/.+"), ""),
+    (re.compile(r"(?:/\.claude/|/\.git/|/?\.)worktrees/.+"), ""),
 )
 """Where clients and people keep worktrees of a repository, and what to call the repository then."""
 
