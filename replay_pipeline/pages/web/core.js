@@ -63,9 +63,12 @@ function table(columns, rows, caption) {
 }
 
 // Placeholders of the redaction are marked, so that a reader sees what was taken out; so is what was searched.
-function prose(value, needles = []) {
-  const shown = element("pre", "", ...pieces(value, needles));
-  if (value.length > 1_000 || value.split("\n").length > 12) shown.tabIndex = 0; // it may scroll, so the keyboard has to reach it
+const prose = (value, needles = []) => reachable(element("pre", "", ...pieces(value, needles)));
+
+// What is tall scrolls by itself, so the keyboard has to reach it.
+function reachable(shown) {
+  const text = shown.textContent;
+  if (text.length / 40 + text.split("\n").length > 20) shown.tabIndex = 0;
   return shown;
 }
 

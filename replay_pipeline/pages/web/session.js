@@ -241,7 +241,7 @@ function callShown([, name, values], needles) {
     if (value.includes("\n")) made.append(element("div", "key", key), prose(value, needles));
     else made.append(element("div", "value", element("span", "key", key), " ", ...marked(value, needles)));
   }
-  if (edit) made.append(difference(found[edit[0]], found[edit[1]]));
+  if (edit) made.append(reachable(difference(found[edit[0]], found[edit[1]])));
   return made;
 }
 
