@@ -60,13 +60,11 @@ def in_utf_8(source: SourceSlice) -> Iterator[SourceSlice]:
         return
     with TemporaryDirectory() as folder:
         copy = Path(folder) / source.place.name
-        # The first byte of an end of line is where other readers cut: inside a character of two.
-        mark, start = data[:2], max(2, source.start + source.start % 2)
-        before, rest = (
-            (mark + part).decode("utf-16", "ignore").encode()
-            for part in (data[2:start], data[start : source.end])
+        # A cut may lie inside a character of two bytes: what is left of it is ignored.
+        before, whole = (
+            data[:end].decode("utf-16", "ignore").encode() for end in (source.start, source.end)
         )
-        copy.write_bytes(before + rest)
+        copy.write_bytes(whole)
         yield replace(source, start=len(before), end=None, copy=copy)
 
 

@@ -211,11 +211,11 @@ class SentTurns:
         self.turns: list[Turn] = []
         self._known: dict[tuple[Turn | None, str], Turn] = {}
 
-    def put(self, turn: Turn) -> bool:
-        """Attach the request to a decision. Returns `False` if there is none."""
+    def put(self, turn: Turn) -> None:
+        """Attach the request to a decision, if the log has all of it."""
         found = self._sent.met(turn.request or "")
         if found is None:
-            return False
+            return
         request, hashes = found
         above: Turn | None = None
         for name in hashes:
@@ -223,7 +223,6 @@ class SentTurns:
         turn.sent = above
         turn.shape = self._turn(None, request.shape, "shape", self._sent.shapes[request.shape])
         turn.params_json = request.params_json
-        return True
 
     def put_shape(self, turn: Turn, shape: dict[str, Any]) -> None:
         """Attach the system prompt and the tools to a decision."""

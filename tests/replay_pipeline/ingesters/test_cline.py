@@ -67,15 +67,6 @@ def test_a_task_of_the_extension_is_read_to_states(tmp_path: Path):
     check(path)
 
 
-def test_a_task_keeps_its_decisions_while_it_grows(tmp_path: Path):
-    path = tmp_path / "api_conversation_history.json"
-    whole = task(MODEL, TOKENS)
-    path.write_text(json.dumps(whole[:3]))
-    before = read(path)[0].states["state_id"].to_pylist()
-    path.write_text(json.dumps(whole))
-    assert read(path)[0].states["state_id"].to_pylist()[:1] == before
-
-
 def session(**fields: Any) -> dict[str, Any]:
     return {
         "version": 1,
@@ -110,13 +101,6 @@ def test_what_a_tool_gave_that_is_no_text_is_shown_as_it_was_kept(tmp_path: Path
     path.write_text(json.dumps(session(messages=messages)))
     _, (_, second) = read(path)
     assert second["messages"][-3]["content"] == '{"query":"a.ts","result":"42","success":true}'
-
-
-def test_a_result_without_its_call_is_counted(tmp_path: Path):
-    orphan = {"role": "user", "content": [answer("toolu_9", "lost")]}
-    path = tmp_path / "a.messages.json"
-    path.write_text(json.dumps(session(messages=[*task(MODEL, TOKENS), orphan])))
-    assert read(path)[0].report.skipped == {"orphan_result": 1}
 
 
 def test_what_the_extension_keeps_beside_a_task_is_no_session(tmp_path: Path):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.errors import IngestError
-from replay_pipeline.ingesters import discover, ingest
+from replay_pipeline.ingesters import ingest
 from replay_pipeline.ingesters.agents.opencode_database import export_sessions
 from replay_pipeline.ingesters.json_lines import text_in
 from tests.replay_pipeline.ingesters.logs import states_of
@@ -143,30 +143,6 @@ def test_a_database_that_was_closed_is_read_without_a_file_beside_it(
     assert [path.name for path in folder.iterdir()] == ["opencode.db"]
     assert states_in(folder)
     assert [path.name for path in folder.iterdir()] == ["opencode.db"]
-
-
-def test_a_grown_session_is_added_to_and_only_new_decisions_are_read(
-    writer: sqlite3.Connection, tmp_path: Path
-):
-    database, place = tmp_path / "opencode" / "opencode.db", tmp_path / "spool"
-    put(writer, until=4)
-    export_sessions(database, place)
-    first = discover([place])
-    known = ingest(first[0].slices, redact=False)
-    put(writer)
-    files = export_sessions(database, place)
-    second = discover([place], known=first)
-    assert all(source.revision == "" for batch in second for source in batch.slices)
-    more = ingest(
-        [source for batch in second for source in batch.slices],
-        redact=False, known_state_ids=known.state_ids,
-    )  # fmt: skip
-    at_once = export_sessions(database, tmp_path / "new")
-    assert known.state_ids.isdisjoint(more.state_ids)
-    assert known.state_ids | more.state_ids == ingest(at_once, redact=False).state_ids
-    stamps = {path: path.stat().st_mtime_ns for path in files}
-    export_sessions(database, place)
-    assert {path: path.stat().st_mtime_ns for path in files} == stamps
 
 
 def test_a_message_that_is_still_written_is_left_for_the_next_time(
