@@ -38,18 +38,20 @@ _NS = 1_000_000_000
 _CLOCK_SLACK_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReadMark:
-    """The position up to which a file was read, with a hash of the bytes before it."""
+class ReadMark(msgspec.Struct, frozen=True):
+    """The bytes of a file that a batch has, and the state of the file when it was made."""
 
     path: Path
-    offset: int
+    offset: int = msgspec.field(name="end")
+    """The position up to which it was read."""
     size_bytes: int
     mtime_ns: int
     tail_sha: str
+    """Hash of the bytes before `offset`."""
     revision: str = ""
     ctime_ns: int = 0
     """The file's ctime, which no program can set; 0 if unknown."""
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class TraceBatch:
     key: str
     slices: tuple[SourceSlice, ...]
     cursors: tuple[ReadMark, ...] = ()
-    """One per slice: the state of its file when the batch was made."""
+    """One per slice."""
 
     @property
     def n_bytes(self) -> int:
@@ -68,20 +70,11 @@ class TraceBatch:
 
     def to_json(self) -> str:
         """Return the manifest: equal batches give equal text."""
-        files = [
-            _File(
-                path=str(source.path),
-                start=source.start,
-                end=source.end or 0,
-                revision=source.revision,
-                size_bytes=cursor.size_bytes,
-                mtime_ns=cursor.mtime_ns,
-                tail_sha=cursor.tail_sha,
-                ctime_ns=cursor.ctime_ns,
-            )
-            for source, cursor in zip(self.slices, self.cursors, strict=True)
-        ]
-        manifest = msgspec.to_builtins(_Manifest(files, self.key, _VERSION))
+        files = [msgspec.to_builtins(mark, enc_hook=str) for mark in self.cursors]
+        for file in files:
+            if not file["ctime_ns"]:
+                del file["ctime_ns"]
+        manifest = {"files": files, "key": self.key, "version": _VERSION}
         return json.dumps(manifest, indent=2, sort_keys=True) + "\n"
 
 
@@ -211,7 +204,9 @@ def _new_bytes(
         if end <= start:
             return None
         tail = tail_sha(path, end)
-        cursor = ReadMark(path, end, stat.st_size, stat.st_mtime_ns, tail, revision, ctime_ns)
+        cursor = ReadMark(
+            path, end, stat.st_size, stat.st_mtime_ns, tail, revision, ctime_ns, start
+        )
     except OSError as error:
         logger.warning("%s: cannot be read (%s); tried again next time", path, error.strerror)
         return None
@@ -343,23 +338,10 @@ def list_manifests(root: Place) -> list[TraceBatch]:
     ]
 
 
-class _File(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One file of a manifest: the slice that belongs to the batch, and its state then."""
-
-    end: int
-    mtime_ns: int
-    path: str
-    revision: str
-    size_bytes: int
-    start: int
-    tail_sha: str
-    ctime_ns: int = 0
-
-
 class _Manifest(msgspec.Struct, frozen=True):
     """A batch at rest."""
 
-    files: list[_File]
+    files: list[ReadMark]
     key: str
     version: int
 
@@ -371,22 +353,14 @@ def manifest_from(text: bytes, path: Place | str) -> TraceBatch:
         IngestError: it is damaged, or of a version that is not known.
     """
     try:
-        manifest = msgspec.json.decode(text, type=_Manifest)
+        # A path takes longer to make than all the rest.
+        manifest = msgspec.json.decode(text, type=_Manifest, dec_hook=lambda kind, name: kind(name))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise IngestError(f"{path}: not a readable manifest ({error})") from error
     if manifest.version != _VERSION:
         raise IngestError(f"{path}: manifest version {manifest.version}, expected {_VERSION}")
-    # A path takes longer to make than all the rest.
-    paths = [Path(f.path) for f in manifest.files]
-    files = list(zip(paths, manifest.files, strict=True))
-    return TraceBatch(
-        manifest.key,
-        tuple(SourceSlice(path, f.start, f.end, f.revision) for path, f in files),
-        tuple(
-            ReadMark(path, f.end, f.size_bytes, f.mtime_ns, f.tail_sha, f.revision, f.ctime_ns)
-            for path, f in files
-        ),
-    )
+    slices = (SourceSlice(m.path, m.start, m.offset, m.revision) for m in manifest.files)
+    return TraceBatch(manifest.key, tuple(slices), tuple(manifest.files))
 
 
 def keep(batch: TraceBatch, folder: Path) -> None:
