@@ -175,7 +175,6 @@ _PACKAGES = {"accelerate", "datasets", "peft", "safetensors", "torch", "transfor
 COMMANDS = {
     "launch": "trainer.outer.launch:launch_command",
     "export": "trainer.outer.export:export_command",
-    "serve": "trainer.model.serve:serve_command",
 }
 """Commands about replicas or a finished model, instead of a run in this process."""
 

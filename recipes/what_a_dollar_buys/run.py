@@ -106,7 +106,7 @@ def served(models: Mapping[str, Path]) -> Iterator[dict[str, str]]:
     running = {}
     try:
         for name, folder in models.items():
-            serve = [*TRAINER, "serve", "--model", str(folder), "--name", name]
+            serve = [sys.executable, HERE / "serve.py", "--model", str(folder), "--name", name]
             running[name] = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
         yield {n: json.loads(each.stdout.readline())["base_url"] for n, each in running.items()}
     finally:

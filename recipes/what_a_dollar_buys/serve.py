@@ -1,16 +1,11 @@
 """Serve a local causal LM by the OpenAI protocol, with the same rendering as in training.
 
-    replay-train serve --model FOLDER
+    python recipes/what_a_dollar_buys/serve.py --model FOLDER
 
-The command prints one JSON line (`base_url`, `model`), and serves until you stop it.
-Parts that the model's chat template can't show are written as text, and calls are parsed from text,
-so you can sample a small model like any endpoint. Requests that wait at the same time are answered
-in one batch. The server listens only on this machine.
-
-`transformers serve` 5.23 can't take its place in `replay-pipeline sample`: it gives a prompt whole and
-not as the training cut it, leaves out without a word what a template can't show, and answers
-temperature 1 with the likeliest tokens unless the model's own settings sample. It also computes twice
-as long per sample (`benchmarks/serve.py`).
+It prints one JSON line (`base_url`, `model`), and serves on this machine until it is stopped. Parts
+that the model's chat template can't show are written as text, and calls are parsed from text.
+Requests that wait at the same time are answered in one batch. `transformers serve` 5.23 gives a
+prompt whole and not as the training cut it, and leaves out what a template can't show.
 """
 
 import argparse
@@ -329,8 +324,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve_command(arguments: Sequence[str]) -> int:
-    """Run `replay-train serve`."""
-    parser = argparse.ArgumentParser(prog="replay-train serve", description=__doc__)
+    """Serve the model that the arguments name."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="folder of a causal LM, e.g. out/checkpoint")
     parser.add_argument(
         "--name", help="the model's name in requests; by default, the folder's name"
@@ -350,3 +345,7 @@ def serve_command(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         server.serve_forever()
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(serve_command(sys.argv[1:]))

@@ -1,15 +1,21 @@
 """A model of this machine behind the OpenAI protocol."""
 
 import json
+import sys
 import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-import torch
 
-from trainer.model.serve import LocalModel, ModelServer, _Asked, _Sampling
+RECIPE = Path(__file__).parents[3] / "recipes" / "what_a_dollar_buys"
+sys.path.insert(0, str(RECIPE))
+try:
+    from serve import LocalModel, ModelServer
+finally:
+    sys.path.remove(str(RECIPE))
 
 QUESTION = {"messages": [{"role": "user", "content": "What now?"}], "max_tokens": 8}
 
@@ -93,49 +99,6 @@ def test_requests_that_wait_share_a_batch_and_get_the_answers_they_get_alone(ser
     assert together == alone
     assert sum(batches) == 12
     assert max(batches) > 3
-
-
-def test_samples_of_one_state_read_its_prompt_once(server, monkeypatch):
-    long = [{"role": "user", "content": "Who knows? " * number} for number in (4, 9)]
-    requests = [{"messages": [long[seed % 2]], "seed": seed, "max_tokens": 6} for seed in range(8)]
-    alone = [ask(server, **request)["choices"] for request in requests]
-    n_read, forward = [], server.model.model.forward
-
-    def counted(*args, **how):
-        n_read.append(how["input_ids"].numel())
-        return forward(*args, **how)
-
-    monkeypatch.setattr(server.model.model, "forward", counted)
-    monkeypatch.setattr("trainer.model.serve._GATHER_S", 0.5)
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda each: ask(server, **each), requests))
-    assert [answer["choices"] for answer in together] == alone
-    longest = max(answer["usage"]["prompt_tokens"] for answer in together)
-    assert sum(n_read) <= 2 * longest + 8 * 6
-
-
-def test_samples_have_the_distribution_of_the_softmax():
-    logits, temperature, n = torch.tensor([2.0, 1.0, 0.0, -1.0, -30.0]), 0.7, 4000
-    batch = [_Asked(prompt=[], limit=1, temperature=temperature) for _ in range(n)]
-    for seed, asked in enumerate(batch):
-        asked.generator.manual_seed(seed)
-    drawn = _Sampling(batch)(None, logits.repeat(n, 1)).argmax(-1)
-    expected = (logits / temperature).softmax(-1)
-    deviation = (drawn.bincount(minlength=5) / n - expected).abs()
-    assert (deviation <= 4 * (expected * (1 - expected) / n).sqrt()).all()
-
-
-def test_a_failure_of_the_model_reaches_all_who_wait_and_ends_there(server, monkeypatch):
-    def failing(*_, **__):
-        raise RuntimeError("out of memory")
-
-    with monkeypatch.context() as patched, ThreadPoolExecutor(4) as pool:
-        patched.setattr(type(server.model.model), "generate", failing)
-        failed = [pool.submit(ask, server) for _ in range(4)]
-        for each in failed:
-            with pytest.raises(urllib.error.HTTPError, match="500"):
-                each.result(60)
-    assert ask(server)["choices"]
 
 
 def test_a_cut_answer_says_so_and_a_bad_request_is_refused(server):
