@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.testing import TeacherServer
-from trainer.data.acting import greedy_texts
+from trainer.data.acting import greedy_ids
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.evaluation import preference_score
 from trainer.data.rewards import parse_action
@@ -85,8 +85,9 @@ class Policy:
     def act(self, asked: Sequence[Repository]) -> list[dict[str, Any]]:
         """Return the greedy action at each repository."""
         ids = [self.collator.renderer.prompt_ids(one.prompt) for one in asked]
-        texts = greedy_texts(self.model, self.tokenizer, ids, max_new_tokens=48)
-        return [parse_action(text) for text in texts]
+        written = greedy_ids(self.model, self.tokenizer, ids, max_new_tokens=48)
+        decode = self.tokenizer.decode
+        return [parse_action(decode(each, skip_special_tokens=True)) for each in written]
 
     def ranks(self, asked: Sequence[Repository]) -> list[bool]:
         """Say of each repository whether a right action is likelier per token than a wrong one."""

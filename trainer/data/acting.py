@@ -95,22 +95,6 @@ def consensus_rate(
 
 
 @torch.no_grad()
-def greedy_texts(
-    model: Any,
-    tokenizer: Any,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    on_acted: Callable[[int], object] = lambda _n: None,
-) -> list[str]:
-    """Return the text of each continuation from `greedy_ids`, without special tokens."""
-    written = greedy_ids(
-        model, tokenizer, prompts, max_new_tokens=max_new_tokens, on_acted=on_acted
-    )
-    return [tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
-
-
-@torch.no_grad()
 def greedy_ids(
     model: Any,
     tokenizer: Any,

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from trainer.data.template import LEFT_OUT, with_object_arguments
 from trainer.types import Message, Tool
@@ -82,19 +82,6 @@ class Fitted(NamedTuple):
 
 _Frame = tuple[list[Message], list[Tool] | None, int, int]
 """System message, tools, how many of these are described shorter, and how many texts are shortened."""
-
-
-class Measures(Protocol):
-    """The token counter: `trainer.data.rendering.Renderer`."""
-
-    def block_size(self, block: Sequence[Message]) -> int:
-        """Count the tokens that messages add to a prompt."""
-
-    def text_size(self, text: str) -> int:
-        """Count the tokens of a text."""
-
-    def fixed_size(self, system: Sequence[Message], tools: Sequence[Tool] | None) -> int:
-        """Count the tokens of a prompt without any step."""
 
 
 def sides_of(row: Mapping[str, Any]) -> list[Message]:
@@ -226,7 +213,7 @@ class Fitting:
         blocks: Sequence[list[Message]],
         tools: Sequence[Tool] | None,
         needs: Mapping[str, Sequence[str]],
-        measures: Measures,
+        measures: Any,
     ) -> None:
         """Find what must stay."""
         self.system, self.blocks = list(system), list(blocks)

@@ -1,6 +1,5 @@
 """Read the published dataset from a folder or the Hub. Only this module imports `datasets`."""
 
-import errno
 import json
 import logging
 import math
@@ -13,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 from datasets import disable_progress_bars, load_dataset
-from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetGenerationError
 from datasets.table import CastError
 from datasets.utils import logging as datasets_logging
@@ -123,16 +121,6 @@ def _rows(
         raise
     except (DatasetGenerationError, CastError, pa.ArrowException) as error:
         # What is optional and there, but broken, is no reason to go on without it.
-        bottom = _bottom(error)
-        if isinstance(bottom, OSError) and bottom.errno in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EFBIG,
-        ):
-            place = (
-                f"its rows are copied to {Path(cache or HF_DATASETS_CACHE).parent} as they are read"
-            )
-            raise DatasetError(f"{failed}: {bottom}: {place}; free some space there") from error
         raise DatasetError(f"{failed}: {_reason(error)}") from error
     except OSError as error:
         if error.errno is not None and not isinstance(error, FileNotFoundError | ConnectionError):
@@ -209,7 +197,8 @@ def _missing(failed: str, error: Exception, *, is_optional: bool) -> list[Any]:
 
 def _reason(error: BaseException) -> str:
     """Return what lies at the bottom of an error, in one line."""
-    error = _bottom(error)
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
     lines = str(error).strip().splitlines()
     return " ".join(line.strip() for line in lines[:4]) or type(error).__name__
 
@@ -222,12 +211,6 @@ def _with_client_texts(
         return row
     prompt = [*text["messages"], *row["prompt"][text["n_replaced"] :]]
     return row | {"prompt": prompt, "tools": text["tools"]}
-
-
-def _bottom(error: BaseException) -> BaseException:
-    while (below := error.__cause__ or error.__context__) is not None:
-        error = below
-    return error
 
 
 def checked_rows(rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:

@@ -215,21 +215,6 @@ class Renderer:
             raise DatasetError(f"a prompt does not fit into max_prompt_tokens: {fitted.cut}")
         return plain_messages(fitted.messages, None, self.features)
 
-    def kept(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None = None,
-        *,
-        sides: Sequence[Message] = (),
-    ) -> tuple[list[Message], list[Tool] | None]:
-        """Return the messages and tools that `prompt_ids` renders. If it keeps only a tail, return all of them."""
-        request = prompt_request(messages, tools if self.with_tools else None, None, sides)
-        if self.window == "decision":
-            fitted, _ = self._fitted(request["messages"], request["tools"], request["needs"])
-            if not fitted.cut.refusal:
-                return fitted.messages, fitted.tools
-        return self._ready(messages), request["tools"]
-
     def _fitted(
         self,
         messages: Sequence[Message],

@@ -22,7 +22,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2 import meta
 from jinja2.exceptions import TemplateError
@@ -41,27 +41,10 @@ _SYSTEM, _TOOL, _CALL, _VALUE, _RESULT, _ANSWER, _THEN = (
 """Words that no template contains: what comes back was rendered."""
 _THINKING = ("enable_thinking", "thinking")
 """Names under which templates take the option to think before an answer."""
-_THOUGHTS = ("<think>", "</think>")
 
 
-class Tokenizer(Protocol):
-    """The methods of a Hugging Face tokenizer that this package needs."""
-
-    chat_template: Any
-    pad_token: Any
-    pad_token_id: Any
-    eos_token: Any
-    eos_token_id: Any
-    all_special_tokens: Any
-
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """Render messages as text."""
-
-    def __call__(self, text: Any, **options: Any) -> Any:
-        """Tokenize text."""
-
-    def decode(self, token_ids: Any, **options: Any) -> Any:
-        """Turn ids into text."""
+Tokenizer = Any
+"""A tokenizer of transformers, which is slow to load and not needed here."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -34,17 +34,6 @@ _PER_BATCH = 16
 
 Request = dict[str, Any]
 """A prompt (`messages`, `tools`, `hint`, `needs`) or a response (`messages`, `n_calls_before`)."""
-
-
-class Renders(Protocol):
-    """A renderer of requests, such as `trainer.data.rendering.Renderer`."""
-
-    @property
-    def identity(self) -> str:
-        """Return one line that changes whenever the ids would change."""
-
-    def render(self, request: Request) -> tuple[list[int], Cut]:
-        """Return the ids of a request, and the cuts by its budget."""
 
 
 def prompt_request(
@@ -104,7 +93,7 @@ class TokenStore:
         cut = self._table["cut"][place].as_py()
         return self._table["ids"][place].as_py(), Cut(**json.loads(cut)) if cut else Cut()
 
-    def fill(self, requests: Iterable[Request], renderer: Renders, folder: Path) -> None:
+    def fill(self, requests: Iterable[Request], renderer: Any, folder: Path) -> None:
         """Render requests into a file in `folder`, or reuse an earlier file.
 
         The name of the file is a hash of the tokenizer, its template, the budgets, and the
@@ -130,9 +119,7 @@ def key_of(request: Request) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def _rendered(
-    requests: list[tuple[str, Request]], renderer: Renders
-) -> Iterator[list[dict[str, Any]]]:
+def _rendered(requests: list[tuple[str, Request]], renderer: Any) -> Iterator[list[dict[str, Any]]]:
     batches = [requests[i : i + _PER_BATCH] for i in range(0, len(requests), _PER_BATCH)]
     n_chars = sum(
         len(str(message.get("content") or ""))
@@ -151,7 +138,7 @@ def _rendered(
         yield from pool.map(_render_here, batches)
 
 
-def _render(renderer: Renders, batch: list[tuple[str, Request]]) -> list[dict[str, Any]]:
+def _render(renderer: Any, batch: list[tuple[str, Request]]) -> list[dict[str, Any]]:
     rows = []
     for key, request in batch:
         ids, cut = renderer.render(request)
@@ -159,10 +146,10 @@ def _render(renderer: Renders, batch: list[tuple[str, Request]]) -> list[dict[st
     return rows
 
 
-_HERE: list[Renders] = []
+_HERE: list[Any] = []
 
 
-def _take(renderer: Renders) -> None:
+def _take(renderer: Any) -> None:
     _HERE[:] = [renderer]
 
 

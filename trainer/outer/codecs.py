@@ -26,9 +26,6 @@ from trainer.errors import OuterLoopError, TrainerConfigError
 Vector = NDArray[np.float32]
 Parts = dict[str, NDArray]
 
-CHUNK_ROWS_BYTES = 4 << 20
-"""Float32 bytes to process at a time, so that several passes find them in the cache."""
-
 
 def sha256(*parts: bytes | NDArray[Any]) -> str:
     """Return the hexadecimal SHA-256 of bytes or contiguous arrays."""
@@ -140,30 +137,6 @@ def decode_payload(codec: Codec, payload: bytes, n: int) -> Vector:
     return vector
 
 
-def _rows(vector: Vector, block: int) -> list[Vector]:
-    """Cut a vector into matrices of whole blocks; the last block is filled up with zeros."""
-    whole = vector.size // block * block
-    step = max(1, CHUNK_ROWS_BYTES // (4 * block)) * block
-    parts = [vector[at : min(at + step, whole)] for at in range(0, whole, step)]
-    if whole < vector.size:
-        parts.append(np.pad(vector[whole:], (0, block - vector.size % block)))
-    return [part.reshape(-1, block) for part in parts]
-
-
-def _absmax(rows: Vector) -> Vector:
-    return np.maximum(rows.max(axis=1), -rows.min(axis=1))
-
-
-def _scale_up(values: Vector) -> tuple[NDArray[np.uint16], Vector]:
-    """Round positive values up to bfloat16; return the bits and the values they stand for."""
-    bits = ((values.view(np.uint32).astype(np.uint64) + 0xFFFF) >> 16).astype(np.uint16)
-    return bits, _scale_down(bits)
-
-
-def _scale_down(bits: NDArray[np.uint16]) -> Vector:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
 def _squeeze(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Huffman-code bytes: bitmaps of few ones have few distinct bytes, and no repeats to find."""
     coder = zlib.compressobj(level=1, strategy=zlib.Z_HUFFMAN_ONLY, wbits=-15)
@@ -196,37 +169,36 @@ def _pack_signs(signs: NDArray[np.int8]) -> NDArray[np.uint8]:
     return packed
 
 
-def _blockwise_ternary(block: int, threshold: float, level: float) -> Codec:
-    """Return values above `threshold` of their block's largest become ±`level` of it; the rest wait."""
+BLOCK, THRESHOLD, LEVEL = 2048, 0.47, 0.9
+"""Values above `THRESHOLD` of their block's largest become ±`LEVEL` of it; the rest wait."""
 
-    def encode(vector: Vector) -> Parts:
-        scales, signs = [], []
-        for rows in _rows(vector, block):
-            largest = _absmax(rows)
-            cut = (largest * np.float32(threshold))[:, None]
-            scales.append(_scale_up(largest * np.float32(level))[0])
-            signs.append(((rows > cut).view(np.int8) - (rows < -cut).view(np.int8)).ravel())
-        flat = np.concatenate(signs)[: vector.size]
-        return {"scales": np.concatenate(scales), "signs": _squeeze(_pack_signs(flat))}
 
-    def decode(parts: Mapping[str, NDArray], n: int) -> Vector:
-        scale = _scale_down(parts["scales"])
-        packed = _unsqueeze(parts["signs"], -(-n // TRITS))
-        signs = np.zeros(scale.size * block + TRITS, np.int8)
-        np.take(_SIGNS, packed, axis=0, out=signs[: packed.size * TRITS].reshape(-1, TRITS))
-        signs[n:] = 0
-        values = np.empty((scale.size, block), np.float32)
-        np.multiply(signs[: values.size].reshape(-1, block), scale[:, None], out=values)
-        return values.ravel()[:n]
+def _encode_ternary(vector: Vector) -> Parts:
+    rows = np.pad(vector, (0, -vector.size % BLOCK)).reshape(-1, BLOCK)
+    largest = np.maximum(rows.max(axis=1), -rows.min(axis=1))
+    cut = (largest * np.float32(THRESHOLD))[:, None]
+    signs = ((rows > cut).view(np.int8) - (rows < -cut).view(np.int8)).ravel()[: vector.size]
+    level = (largest * np.float32(LEVEL)).view(np.uint32).astype(np.uint64)
+    # Rounded up to bfloat16.
+    scales = ((level + 0xFFFF) >> 16).astype(np.uint16)
+    return {"scales": scales, "signs": _squeeze(_pack_signs(signs))}
 
-    return Codec("ternary", encode, decode)
+
+def _decode_ternary(parts: Mapping[str, NDArray], n: int) -> Vector:
+    scale = (parts["scales"].astype(np.uint32) << 16).view(np.float32)
+    packed = _unsqueeze(parts["signs"], -(-n // TRITS))
+    signs = np.zeros(scale.size * BLOCK + TRITS, np.int8)
+    np.take(_SIGNS, packed, axis=0, out=signs[: packed.size * TRITS].reshape(-1, TRITS))
+    signs[n:] = 0
+    values = signs[: scale.size * BLOCK].reshape(-1, BLOCK) * scale[:, None]
+    return values.ravel()[:n]
 
 
 CODECS: dict[str, Codec] = {
     codec.name: codec
     for codec in (
         Codec("fp32", lambda v: {"values": v}, lambda parts, _: parts["values"], is_lossy=False),
-        _blockwise_ternary(block=2048, threshold=0.47, level=0.9),
+        Codec("ternary", _encode_ternary, _decode_ternary),
     )
 }
 """Every codec by name, from most to fewest bits."""

@@ -130,11 +130,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self._explain_off_channels()
 
     @property
-    def has_replay(self) -> bool:
-        """Return whether channel 3 has a weight and pairs."""
-        return self.composer.has_preference and bool(self.pairs)
-
-    @property
     def draws_pairs(self) -> bool:
         """Return whether steps draw pairs, for channel 3 or for cross-entropy on their chosen sides."""
         return (self.composer.has_preference or self.composer.is_sft) and bool(self.pairs)

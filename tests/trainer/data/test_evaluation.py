@@ -9,7 +9,7 @@ from transformers import (
     PretrainedConfig,
 )
 
-from trainer.data.acting import end_tokens, greedy_texts
+from trainer.data.acting import end_tokens, greedy_ids
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.evaluation import (
     EvaluationCost,
@@ -177,7 +177,8 @@ def test_prompts_are_continued_together_as_each_alone(
         alone.append(tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True))
     assert len(set(alone)) > 5
     seen: list[int] = []
-    texts = greedy_texts(model, tokenizer, prompts, max_new_tokens=6, on_acted=seen.append)
+    written = greedy_ids(model, tokenizer, prompts, max_new_tokens=6, on_acted=seen.append)
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
     assert texts == alone
     assert seen == ([16, 4] if is_padded else [8, 4, 4, 4])
 

@@ -219,7 +219,7 @@ def test_prepared_run_holds_rendered_states_pairs_and_a_configuration(
     assert rollout["max_model_len"] >= max(len(ids) for ids in hinted if ids) + 16
     assert config["trainer"]["logger"] == ["console"]
     sent = config["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"][VARIABLE]
-    assert PluginOptions.from_json(sent) == run.options
+    assert PluginOptions(**json.loads(sent)) == run.options
     assert len(TokenizedPairs(run.options.pairs)) == 20
 
 

@@ -18,7 +18,7 @@ import typing
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from trainer.errors import EnvironmentFailedError, TrainerConfigError
 
@@ -85,32 +85,16 @@ class ServerReply:
     """The whole reply of the server."""
 
 
-class EnvironmentSession(Protocol):
-    """One rollout's connection to a server. Every method may raise `EnvironmentFailedError`."""
-
-    def reset(self, **options: Any) -> ServerReply:
-        """Start an episode."""
-        ...
-
-    def call(self, name: str, arguments: dict[str, Any]) -> ServerReply:
-        """Call a tool."""
-        ...
-
-    def close(self) -> None:
-        """End the session."""
-        ...
-
-
 class _Environment:
     """What TRL drives: reset, tools (added to the subclass), and the reward of the rollout."""
 
-    _open: ClassVar[Callable[[], EnvironmentSession]]
+    _open: ClassVar[Callable[[], Any]]
     _columns: ClassVar[tuple[str, ...]]
     _outcomes: ClassVar[CallOutcomes]
 
     def __init__(self) -> None:
         """Connect when first reset."""
-        self._session: EnvironmentSession | None = None
+        self._session: Any = None
         self._forget()
 
     def _forget(self) -> None:
@@ -173,7 +157,7 @@ class _Environment:
 
 def make_environment(
     tools: list[ToolSpec],
-    open_session: Callable[[], EnvironmentSession],
+    open_session: Callable[[], Any],
     *,
     columns: tuple[str, ...] = ("state_id",),
     name: str = "OpenEnv",

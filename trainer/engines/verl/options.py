@@ -46,18 +46,6 @@ class PluginOptions(SharedSettings):
         """Return the options as one line for the environment."""
         return json.dumps(asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> "PluginOptions":
-        """Read the output of `as_json`.
-
-        Raises:
-            TrainerConfigError: another version of this package wrote it.
-        """
-        try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError) as error:
-            raise TrainerConfigError(f"{VARIABLE} is not readable: {error}") from error
-
 
 def plugin_options(settings: RunConfig, *, pairs: str, reference: str) -> PluginOptions:
     """Return the options that a settings file asks for."""
@@ -71,7 +59,7 @@ def current_options() -> PluginOptions:
     """Return the options of the run that this process belongs to.
 
     Raises:
-        TrainerConfigError: it belongs to no run.
+        TrainerConfigError: it belongs to no run, or to one of another version of this package.
     """
     text = os.environ.get(VARIABLE)
     if text is None:
@@ -79,7 +67,10 @@ def current_options() -> PluginOptions:
             f"{VARIABLE} is not set in this worker: start with `replay-train verl`, or put it "
             "into ray_kwargs.ray_init.runtime_env.env_vars"
         )
-    return PluginOptions.from_json(text)
+    try:
+        return PluginOptions(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise TrainerConfigError(f"{VARIABLE} is not readable: {error}") from error
 
 
 def verl_environment(options: PluginOptions, **more: str) -> dict[str, str]:
