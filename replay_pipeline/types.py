@@ -532,18 +532,6 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GateReport:
-    """The savings of one gate."""
-
-    gate: str
-    n_calls_saved: int = 0
-    saved_usd: float = 0.0
-    """Expected cost of the skipped calls."""
-    n_explored: int = 0
-    """Calls that were drawn by chance although the gate would have skipped them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayReport:
     """The results and costs of one replay."""
 
@@ -577,14 +565,11 @@ class ReplayReport:
     """Money reserved for calls with an unknown outcome. It counts against the budget."""
     held_until: str | None = None
     """When the last of these calls has surely ended, so that a run can use their money (ISO 8601)."""
-    gates: tuple[GateReport, ...] = ()
     coverage: dict[str, dict[str, int]] = field(default_factory=dict)
     """For `projects`, `sessions`, `kinds` of decision, and `states`: how many exist (`all`), and at
     how many a teacher was asked (`asked`)."""
     asked_by: dict[str, dict[str, int]] = field(default_factory=dict)
     """Number of states at which a teacher was asked, for each of the `projects` and `kinds`, zeros included."""
-    n_overruns: int = 0
-    """Calls that cost more than their bound. They are booked at their full cost."""
     stopped_teachers: dict[str, str] = field(default_factory=dict)
     """Why a teacher was stopped, by name."""
     n_disputed: int = 0

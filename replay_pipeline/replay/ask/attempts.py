@@ -526,7 +526,6 @@ class Books:
     keys: Mapping[str, SecretStr | None]
     prices: Mapping[str, Price]
     newly_spent_nano: int = 0
-    n_overruns: int = 0
     n_disputed: int = 0
     n_found_out: int = 0
     """Lost calls whose outcome is known by now, so that their reserved money is free again."""
@@ -744,7 +743,6 @@ class Books:
         """
         if cost <= reserved.reserved_nano:
             return
-        self.n_overruns += 1
         name, factor = task.teacher.name, cost / max(1, call.bound_nano)
         self._ratios[name] = min(_MOST_OVERRUN, max(self._ratios.get(name, 1.0), factor * 1.05))
         logger.warning(

@@ -53,7 +53,6 @@ from replay_pipeline.replay.money.calls import (
 )
 from replay_pipeline.replay.money.ledger import Ledger, add_learned, read_learned
 from replay_pipeline.types import (
-    GateReport,
     Progress,
     ReplayReport,
     TeacherAction,
@@ -122,22 +121,6 @@ class Rounds:
     def _open(self, lanes: Lanes) -> Lanes:
         return self.replay.take_known(lanes) if self.is_chosen else lanes
 
-    def reports(self) -> tuple[GateReport, ...]:
-        """Return the savings of each gate."""
-        return tuple(self._report(name) for name in self.replay.policy.names)
-
-    def _report(self, name: str) -> GateReport:
-        of_it = [(key, task) for key, task in self.tasks.items() if task.gate == name]
-        saved = [key for key, task in of_it if task.is_left_out]
-        return GateReport(
-            gate=name,
-            n_calls_saved=len(saved),
-            saved_usd=round(sum(self.market.cost_usd(*key, True) for key in saved), 9),
-            n_explored=sum(
-                task.propensity < 1 and task.index in self.replay.decided for _, task in of_it
-            ),
-        )
-
     def _spent_nano(self, bought: set[tuple[int, int]]) -> int:
         """Return what the questions chosen so far have cost, as far as it counts against the ceiling."""
         paid: dict[str, float] = {}
@@ -205,7 +188,7 @@ class Rounds:
                 else:
                     gate, reason = None, "stopped" if self.replay.stop.is_set() else "budget"
                 if gate:
-                    task.gate, task.is_left_out = gate, True
+                    task.gate = gate
                 self.replay.skip(task, reason)
 
 
@@ -449,12 +432,8 @@ class Replay:
             n_open=sum(_may_pass(action) for action in actions),
             unknown_usd=usd(unknown_nano),
             held_until=held_until.isoformat(timespec="seconds") if held_until else None,
-            gates=self.rounds.reports()
-            if self.rounds
-            else tuple(GateReport(gate=name) for name in self.policy.names),
             coverage=coverage(self.places, asked),
             asked_by=asked_by(self.places, asked),
-            n_overruns=self.books.n_overruns,
             n_disputed=self.books.n_disputed,
             answered_by_others=self._others(actions),
             stopped_teachers={

@@ -33,8 +33,6 @@ class LaneQuestion:
     """The previous step in its lane, if this prompt starts with that whole prompt."""
     n_read_tokens: int | None = None
     """Prompt tokens that the teacher counted, after it has answered."""
-    is_left_out: bool = False
-    """Whether the policy skipped this call. `gate` is the reason."""
     n_lost: int = 0
     """How often a call of this run was lost."""
     is_asked: bool = False

@@ -4,9 +4,8 @@ import difflib
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 from pydantic import SecretStr
 
@@ -48,10 +47,6 @@ class TeacherCheck:
     is_distillable: bool | None
     problem: str | None
     """Why it can't be asked, or None if it can."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for a report."""
-        return asdict(self)
 
 
 def check_teachers(

@@ -55,7 +55,7 @@ def has_markup(text: str) -> bool:
 
 def may_hold_calls(text: str) -> bool:
     """Return whether a text has a mark of a template's calls, or begins like JSON."""
-    return has_markup(text) or text.lstrip().startswith(("{", "[", "```", "functools"))
+    return has_markup(text) or text.lstrip().startswith(("{", "[", "```"))
 
 
 def read_written_calls(text: str, schemas: Schemas) -> tuple[str, list[WrittenCall]]:
@@ -307,12 +307,7 @@ _FORMS = (
     # Qwen, Hermes, and those that took their form over. A closing tag may be missing at the end.
     _Form(_block(r"<tool_call>\s*(?P<body>[{\[].*?)\s*(?:</tool_call>|\Z)"), _json_form),
     _Form(_block(r"<tool_calls>\s*(?P<body>[{\[].*?)\s*</tool_calls>"), _json_form),
-    _Form(_block(r"<TOOLCALL>\s*(?P<body>[{\[].*?)\s*</TOOLCALL>"), _json_form),
     _Form(_block(r"<\|tool_call\|>\s*(?P<body>[{\[].*?)\s*(?:<\|/tool_call\|>|\Z)"), _json_form),
-    _Form(
-        _block(r"<\|action_start\|>\s*<\|plugin\|>\s*(?P<body>\{.*?)\s*<\|action_end\|>"),
-        _json_form,
-    ),
     # Mistral: a list, or (since its eleventh tokenizer) a name and arguments
     _Form(_block(r"\[TOOL_CALLS\]\s*(?P<body>\[.*\])"), _json_form),
     _Form(
@@ -324,8 +319,6 @@ _FORMS = (
     ),
     # Llama 3.1
     _Form(_block(r"<\|python_tag\|>\s*(?P<body>\{.*\})(?:<\|eo[mt]_id\|>)?"), _json_form),
-    # Phi-4
-    _Form(_block(r"functools\s*(?P<body>\[\s*\{.*\}\s*\])"), _json_form),
 )
 
 _WRAPPERS = re.compile(

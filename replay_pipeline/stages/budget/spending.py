@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from replay_pipeline.errors import ConfigError, PriceError
@@ -80,7 +80,7 @@ def checked_teachers(project: Project) -> list[dict[str, Any]]:
     """Return each teacher with its key, endpoint, price, terms, and problem."""
     with project.teachers() as teachers:
         checks = check_teachers(teachers, price_folder=price_folder(project))
-    return [check.to_json() for check in checks]
+    return [asdict(check) for check in checks]
 
 
 def estimate_replay(project: Project, batches: Sequence[str] | None = None) -> Estimate:

@@ -139,7 +139,6 @@ def test_a_run_saves_what_the_measurement_on_recorded_answers_says(lively_server
     gated = run(lively_server, tmp_path / "gated", gates, states)
     assert sum(gated.skipped.values()) == on_record.n_calls_saved
     assert len(gated.actions) + on_record.n_calls_saved == 180
-    assert sum(report.n_calls_saved for report in gated.gates) == on_record.n_calls_saved
     explored = [action for action in gated.actions if action.propensity < 1]
     assert len(explored) == on_record.n_explored > 0
     assert {action.gate for action in explored} == {"cheap_first:0.2"}
@@ -190,7 +189,6 @@ def test_the_recommended_gates_run_and_are_forecast(lively_server, tmp_path):
     assert report.forecast_usd == pytest.approx(gated.expected_usd)
     assert report.spent_usd < gated.expected_usd * 1.5
     assert gated.expected_usd < plain.expected_usd
-    assert {report.gate for report in report.gates} == set(RECOMMENDED_GATES)
 
 
 def read(offset, limit):

@@ -453,7 +453,7 @@ def test_a_limit_stays_until_it_is_changed_or_lifted(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.5, 3.0])
-def test_bills_above_the_bound_raise_reservations_by_their_factor_once(tmp_path, factor):
+def test_bills_above_the_bound_raise_reservations_by_their_factor_once(tmp_path, factor, caplog):
     """The factor must not compound over the calls in flight."""
     states = make_states(120, n_sessions=120)
     with TeacherServer(script={"content": "yes " * 9}, faults=[{"kind": "overcharge"}]) as server:
@@ -465,7 +465,7 @@ def test_bills_above_the_bound_raise_reservations_by_their_factor_once(tmp_path,
         database.close()
         server.set_faults([{"kind": "overcharge", "factor": factor * bound / 1e9 / plain}])
         report = ask(states, [teacher], tmp_path / "l", usd=50, max_concurrency=32)
-    assert report.n_overruns >= 1
+    assert "more than its bound" in caplog.text
     with sqlite3.connect(tmp_path / "l") as database:
         [(most,)] = database.execute("select max(reserved) from calls").fetchall()
     database.close()
