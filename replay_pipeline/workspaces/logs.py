@@ -14,7 +14,7 @@ import msgspec
 
 from replay_pipeline.actions.paths import absolute
 from replay_pipeline.ingesters.base import ReadCounts
-from replay_pipeline.ingesters.json_lines import read_objects
+from replay_pipeline.ingesters.json_lines import as_dict, read_objects
 
 _COPY = re.compile(r"[0-9a-f]+@v\d+")
 _SESSION = re.compile(r"[\w-]+")
@@ -85,33 +85,27 @@ class _PendingCalls:
     def add(self, row: dict[str, Any]) -> None:
         kind = row.get("type")
         if kind == "progress":
-            data = row.get("data")
-            inner = data.get("message") if isinstance(data, dict) else None
-            if isinstance(inner, dict):
+            data = as_dict(row.get("data"))
+            if inner := as_dict(data.get("message")):
                 self._message({**row, **inner, "isSidechain": True}, data)
         elif kind == "file-history-snapshot":
-            snapshot = row.get("snapshot")
-            self._backups(
-                snapshot.get("trackedFileBackups") if isinstance(snapshot, dict) else None
-            )
+            self._backups(as_dict(row.get("snapshot")).get("trackedFileBackups"))
         elif kind == "file-history-delta":  # of newer clients: one file between two snapshots
             self._backups({_text(row.get("trackingPath")): row.get("backup")})
         else:
             self._message(row, None)
 
     def _message(self, row: dict[str, Any], agent: Any) -> None:
-        message = row.get("message")
-        content = message.get("content") if isinstance(message, dict) else None
+        message = as_dict(row.get("message"))
+        content = message.get("content")
         if row.get("type") == "user" and not agent and not row.get("isMeta"):
             self.request = _request_in(content) or self.request
-        if not isinstance(message, dict) or not isinstance(content, list):
+        if not isinstance(content, list):
             return
         session = _text(row.get("sessionId"))
         if cwd := _text(row.get("cwd")):
             self.last = absolute(cwd, None), row.get("gitBranch") or None, session
-        for block in content:
-            if not isinstance(block, dict):
-                continue
+        for block in map(as_dict, content):
             if block.get("type") == "tool_use" and isinstance(block.get("input"), dict):
                 call_id = _text(block.get("id"))
                 if call_id in self.taken or call_id in self.waiting:
@@ -139,14 +133,13 @@ class _PendingCalls:
         step.answered = _moment(row.get("timestamp")) or step.called
         step.text = _REMINDERS.sub("", _text_of(block.get("content")))
         step.is_error = bool(block.get("is_error"))
-        details = row.get("toolUseResult")
-        step.details = details if isinstance(details, dict) else None
+        step.details = as_dict(row.get("toolUseResult")) or None
         self.log.steps.append(step)
 
     def _backups(self, files: Any) -> None:
         cwd, _, session = self.last
-        for path, copy in (files if isinstance(files, dict) else {}).items():
-            moment = _moment(copy.get("backupTime")) if isinstance(copy, dict) else 0.0
+        for path, copy in ((path, as_dict(copy)) for path, copy in as_dict(files).items()):
+            moment = _moment(copy.get("backupTime"))
             if not moment or not cwd:
                 continue
             name = copy.get("backupFileName")
