@@ -29,7 +29,7 @@ from replay_pipeline.ingesters.base import (
     Turn,
     path_to,
 )
-from replay_pipeline.ingesters.json_lines import LONG_BYTES
+from replay_pipeline.ingesters.json_lines import LONG_BYTES, lines_in
 from replay_pipeline.ingesters.rows import Block, Row, RowUsage
 from replay_pipeline.ingesters.sent import (
     REQUEST_ROWS,
@@ -48,6 +48,8 @@ _HOUSEKEEPING_AGENTS = ("agent-acompact", "agent-aprompt_suggestion", "agent-asi
 _COMMAND = re.compile(
     r"\s*<(?:command-name|command-message|local-command-|bash-input|bash-stdout|bash-stderr)"
 )
+_UUID_KEY = b'"uuid"'
+_UUID_VALUE = re.compile(rb'\s*:\s*"([^"]+)"')
 _BOOKKEEPING = frozenset({
     "agent-color", "agent-name", "agent-setting", "ai-title", "artifact-autoreact-ledger",
     "artifact-comment-monitor", "atis-latch", "attribution-snapshot", "bridge-session",
@@ -65,8 +67,12 @@ _ROW_TYPES = frozenset({"user", "assistant", "system", "attachment", "progress"}
 class LogTree:
     """Turns of one chain of rows, built in a single pass."""
 
-    def __init__(self, counts: ReadCounts, agent: str = "") -> None:
+    def __init__(
+        self, path: Path | None, counts: ReadCounts, agent: str = "", end: int | None = None
+    ) -> None:
         self.turns: list[Turn] = []
+        self.path = path
+        self.end = end
         self.counts = counts
         self.agent = agent
         self.segment = 0
@@ -82,6 +88,8 @@ class LogTree:
         self.agents: dict[str, LogTree] = {}
         self.preserved: dict[str, _Preserved] = {}
         self.last_preserved: _Preserved | None = None
+        self.waiting: dict[str, list[tuple[int, Row, Turn | None]]] = {}
+        self.later_uuids: set[bytes] | None = None
         self.origins: set[str] = set()
         """Sessions that rows name: a fork names its parent, a copied row the session it is of."""
         self.follows: set[str] = set()
@@ -102,7 +110,8 @@ class LogTree:
 
     def add(self, offset: int, row: Row) -> None:
         """Take one row in; it is counted as used or skipped exactly once."""
-        if row.uuid is None or row.type in _ROWS_APART:
+        uuid = row.uuid
+        if uuid is None or row.type in _ROWS_APART:
             self._take_apart(offset, row)
             return
         if row.session_id:
@@ -117,19 +126,26 @@ class LogTree:
             self.counts.skipped["duplicate_row"] += 1
             return
         parent_uuid = row.parent_uuid
+        is_side = bool(row.is_sidechain)
         if parent_uuid is None or row.subtype == "compact_boundary":
             parent = None  # what follows a compaction is below nothing
         elif parent_uuid in self.preserved:
             parent = self._below_preserved(parent_uuid, row)
         elif parent_uuid in self.by_row:
             parent = self.by_row[parent_uuid]
+        elif self._comes_later(parent_uuid, offset):
+            # Parallel writers: a child may be logged before its parent. It waits, with the tip as
+            # it is now, in case the parent turns out to be one that was announced but never came.
+            self.waiting.setdefault(parent_uuid, []).append((offset, row, self.tips[is_side]))
+            return
         else:
-            # A parent that no row above is: rows of another process, or of a lost tail. The last
-            # turn of the same chain stands in for it, or else the prefix would end here.
+            # A parent that no row of the file is: rows of another process, or of a lost tail. The
+            # last turn of the same chain stands in for it, or else the prefix would end here.
             self.follows.add(parent_uuid)
-            self.counts.notes["phantom_parent"] += 1
-            parent = self.tips[bool(row.is_sidechain)]
+            parent = self._instead_of_phantom(self.tips[is_side])
         self.place(offset, row, parent)
+        if self.waiting:
+            self._wake(uuid)
 
     def _take_apart(self, offset: int, row: Row) -> None:
         """Take in a row that stands outside the graph."""
@@ -168,10 +184,38 @@ class LogTree:
         return self.titles[0] or self.titles[1] or (own[-1] if own else None)
 
     def finish(self) -> None:
-        """Put what came while the model worked where the model saw it."""
+        """Place the rows whose parent never came."""
+        while self.waiting:
+            uuid = next(iter(self.waiting))
+            for offset, row, tip in self.waiting.pop(uuid):
+                self._place_late(offset, row, self._instead_of_phantom(tip))
+                self._wake(row.uuid or "")
         _thread_queued(self.turns)
         # What was taken from the queue, and no request followed that could have shown it.
         self.counts.skipped["bookkeeping"] += len(self.queue.taken)
+
+    def _wake(self, uuid: str) -> None:
+        ready = [uuid]  # a list and not a recursion: chains of waiting rows grow as long as files
+        while ready:
+            for offset, row, _ in self.waiting.pop(ready.pop(), ()):
+                self._place_late(offset, row, self.by_row[row.parent_uuid or ""])
+                ready.append(row.uuid or "")
+
+    def _comes_later(self, uuid: str, offset: int) -> bool:
+        """Return whether a row with this uuid may stand at or after `offset`."""
+        if self.path is None:
+            return False
+        if self.later_uuids is None:
+            # One pass over the rest of the file, at the first missing parent only: most files
+            # have none, and asking per row would make reading quadratic.
+            self.later_uuids = set()
+            for line in lines_in(self.path, offset, self.end):
+                self.later_uuids.update(_uuids_in(line))
+        return uuid.encode("utf-8", "replace") in self.later_uuids
+
+    def _instead_of_phantom(self, tip: Turn | None) -> Turn | None:
+        self.counts.notes["phantom_parent"] += 1
+        return tip
 
     def is_copy(self, offset: int, row: Row) -> bool:
         """Return whether a row was read before; one of other content gets a name of its own."""
@@ -196,6 +240,12 @@ class LogTree:
             if not here and (block.text or block.thinking) not in (said if is_text else ()):
                 return False
         return True
+
+    def _place_late(self, offset: int, row: Row, parent: Turn | None) -> None:
+        if self.is_copy(offset, row):
+            self.counts.skipped["duplicate_row"] += 1
+        else:
+            self.place(offset, row, parent)
 
     def place(self, offset: int, row: Row, parent: Turn | None) -> None:
         """Take in a row below a turn."""
@@ -595,7 +645,7 @@ class LogTree:
         agent_id, inner = found
         tree = self.agents.get(agent_id)
         if tree is None:
-            tree = self.agents[agent_id] = LogTree(ReadCounts(), agent_id)
+            tree = self.agents[agent_id] = LogTree(None, ReadCounts(), agent_id)
             tree.is_long = self.is_long
         inner.version, inner.cwd, inner.git_branch = row.version, row.cwd, row.git_branch
         inner.uuid = inner.uuid or row.uuid
@@ -746,6 +796,17 @@ def _thread(line: list[Turn], parent: Turn, children: dict[Turn, list[Turn]]) ->
     turn.parent, step.parent = above, last
 
 
+def _uuids_in(line: bytes | bytearray) -> Iterator[bytes]:
+    """Yield every `uuid` in a line: searching for the key alone is several times faster."""
+    position = line.find(_UUID_KEY)
+    while position >= 0:
+        position += len(_UUID_KEY)
+        match = _UUID_VALUE.match(line, position)
+        if match is not None:
+            yield bytes(match[1])
+        position = line.find(_UUID_KEY, position)
+
+
 class _Preserved:
     """Messages that a compaction kept: they stand between the summary and what follows."""
 
@@ -806,7 +867,7 @@ class ClaudeCode:
         file_agent = path.stem.removeprefix("agent-") if path.stem.startswith("agent-") else ""
         size, stem = path.stat().st_size if end is None else end, path.stem
         session_id: str | None = None
-        tree = LogTree(counts, file_agent)
+        tree = LogTree(path, counts, file_agent, size)
         tree.is_long = size > LONG_BYTES
         for offset, row in rows.read_rows(path, counts, size):
             # The id of the file's name if a row has it, else the first.

@@ -142,7 +142,7 @@ class _SessionRun:
 
     def __init__(self, counts: ReadCounts, request: str | None) -> None:
         self._counts = counts
-        self._main = LogTree(counts)
+        self._main = LogTree(None, counts)
         self._request = request
         self._row: dict[str, Any] = {}
         """What each row of a log says of its client, and the rows of an output once."""
@@ -178,7 +178,7 @@ class _SessionRun:
         inner["isMeta"] = bool(row.get("isSynthetic"))
         tree, agent = self._main, text_or_none(row.get("parent_tool_use_id"))
         if agent is not None:
-            tree = self._main.agents.setdefault(agent, LogTree(self._counts, agent))
+            tree = self._main.agents.setdefault(agent, LogTree(None, self._counts, agent))
         parsed = parsed_row(inner, self._counts)
         parsed.uuid = parsed.uuid or digest_of([offset, row])
         if tree.is_copy(offset, parsed):

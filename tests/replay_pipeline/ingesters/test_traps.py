@@ -148,6 +148,15 @@ def test_10_a_parent_that_was_never_written_does_not_lose_the_history(states):
     assert shape(states(log)["m2"]["messages"]) == ["> go", "(t-m1)", "t-m1=ok"]
 
 
+def test_10_a_parent_that_is_written_later_is_waited_for(states):
+    log = Log()
+    log.user("go", uuid="first")
+    log.user("more", uuid="late", parent="first")
+    log.says("m1", "done", parent="late")
+    log.lines[1], log.lines[2] = log.lines[2], log.lines[1]
+    assert shape(states(log)["m1"]["messages"]) == ["> go\n\nmore"]
+
+
 def test_10_glued_lines_give_both_rows(tmp_path: Path):
     log = Log()
     log.user("go")
