@@ -8,6 +8,8 @@ session had and a teacher is not sent. Copies of a step in several files count o
 made-up sessions show the table; their figures mean little. Prices are those of the loopback server's
 catalog.
 
+    python benchmarks/cost.py --copier    # what a second confirmation costs and brings where a teacher copies the agent
+
 What is modelled: a prompt cache that forgets after five minutes; Anthropic's writes at 1.25 times the
 price, and its looking back over twenty blocks from a mark; calls that take LATENCY_S each, so that
 states between two asked ones let a cache go cold. What is assumed are the votes, by three models.
@@ -26,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -34,7 +37,9 @@ from tokenizers import Tokenizer
 
 from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import Traces, ingest
+from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import parse_gates
+from replay_pipeline.replay.buy import buying
 from replay_pipeline.replay.dialects import Prompt, RequestOptions
 from replay_pipeline.replay.dialects.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.dialects.sizes import Learned, Size
@@ -42,6 +47,7 @@ from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, Replay
 from replay_pipeline.testing.catalog import served
 from replay_pipeline.types import Message, TeacherAction, TeacherSpec, TraceState
 from tests.support.gates import bought, measured, numbered
+from tests.support.worlds import KindOfState, World, simulate
 
 ANSWER_TOKENS = 300
 LATENCY_S = 10.0
@@ -403,6 +409,39 @@ def harness_table(
         yield {"teachers": of, "usd_per_50_steps": cost, "added": added, "is_met": is_met}
 
 
+def confirmed(agent: float, copier: int | None, seed: int) -> dict[str, float]:
+    """Right positives and dollars of 1,000 made-up states, by three ways of buying.
+
+    The agent is right in a share `agent`, three teachers in .85, .8, and .8; the cheapest may take the
+    agent's action at six states in ten, right or wrong.
+    """
+    kinds = (KindOfState(tool="Bash", agent=agent, teachers=(0.85, 0.8, 0.8)),)
+    made = simulate(World(kinds=kinds, shared=0.5, copier=copier), 1_000, seed=seed)
+    answers = numbered(made.states, made.teachers, made.rows())
+    offer = made.states, made.teachers, answers, parse_gates(SHIPPED)
+    ways = {"everybody": dict.fromkeys(answers, 1.0), "as shipped": bought(*offer)}
+    with mock.patch.object(buying, "copies_agent", return_value=False):
+        ways["one confirms"] = bought(*offer)
+    row: dict[str, float] = {}
+    for way, chosen in ways.items():
+        rows = [replace(answers[key], propensity=share) for key, share in chosen.items()]
+        found = extract_pairs(made.states, rows).positives
+        n_right = sum(made.is_right(each["state_id"], each["action_message"]) for each in found)
+        row |= {f"{way}: positives": len(found), f"{way}: right": n_right / len(found)}
+        row[f"{way}: usd"] = sum(each.cost_usd for each in rows)
+    return row
+
+
+def show_copier(n_draws: int = 3) -> None:
+    """Print the mean of some draws, by how often the agent is right."""
+    for agent in (0.45, 0.6, 0.75, 0.9):
+        for copier in (2, None):
+            rows = [confirmed(agent, copier, seed) for seed in range(n_draws)]
+            means = {name: sum(row[name] for row in rows) / n_draws for name in rows[0]}
+            told = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
+            print(f"agent {agent}, {'a copier' if copier else 'all think'}: {told}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("sessions", type=Path, nargs="?", help="folder of Claude Code sessions")
@@ -410,7 +449,11 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every so many sessions")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--harness", type=Path, help="a data root with recorded harnesses")
+    parser.add_argument("--copier", action="store_true", help="see above; three minutes")
     arguments = parser.parse_args()
+    if arguments.copier:
+        show_copier()
+        return
     if arguments.harness and not arguments.tokenizer:
         parser.error(
             "--harness needs --tokenizer: prompts of clients and messages differ in tokens a byte"
