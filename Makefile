@@ -57,10 +57,10 @@ $(VENV)/.demo-installed: $(VENV)/.pairs-installed
 ui: $(VENV)/.demo-installed
 	$(BIN)/replay-pipeline ui --demo
 
-# A file's tests run on one worker, so that what they share is made once. On two cores two more workers
+# A file's tests run on one worker, so that what they share is made once. On two cores four more workers
 # have them while the others wait for a server to start or a process to end.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder
 
 # The wheel in environments that pip makes, without extras and with the trainer's: two gigabytes, so it is
 # not part of `make test`, which has the same tests with packages that are there already.
