@@ -10,7 +10,7 @@ from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.replay.ask.control import openrouter_name
 from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.testing import TeacherServer
-from replay_pipeline.testing.sample import SESSIONS_DIR
+from tests.roots import PROJECT
 from tests.support.forked import BIN, forked
 from tests.support.settings_files import write_settings
 
@@ -41,7 +41,7 @@ def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Complet
 
 
 def test_the_control_figure_goes_with_the_dataset(tmp_path):
-    states = ClaudeCodeIngester().ingest(SESSIONS_DIR)
+    states = ClaudeCodeIngester().ingest(PROJECT)
     answers = {s["state_id"]: {openrouter_name(s["student_model"] or ""): LOOK} for s in states}
     with TeacherServer(answers) as server:
         data = tmp_path / "d"
@@ -54,7 +54,7 @@ def test_the_control_figure_goes_with_the_dataset(tmp_path):
         }
         write_settings(
             data,
-            ingest={"sources": [SESSIONS_DIR]},
+            ingest={"sources": [PROJECT]},
             replay={"sample_teachers": True, "student": student},
         )
         # In the folder that the command is started in, so it has to be named.
