@@ -3,7 +3,6 @@
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
 
 import msgspec
 
@@ -16,11 +15,17 @@ from replay_pipeline.workspaces.tree import is_below
 _N_COMMITS = 20
 _N_LATER = 6
 _N_EVIDENCE = 24
+_FADE = 0.92
+_OTHER_HEAD = 0.2
+"""How much evidence from before a checkout, or of another branch, counts."""
 _ON_BRANCH = 0.5
 """How much it counts that a commit was once the newest of the branch that the log names, and again
 that it is the newest change made on the branch, even if a rebase made the commit again later."""
 _WAS_CHECKED_OUT = 10.0
 """How much it counts that git's own log of HEAD has it: only more than most evidence overrules it."""
+_HALF_LIFE_S = 3600.0
+"""Others move a branch without a word in the log, so evidence grows old."""
+_MAX_CHAIN = 60
 
 
 class Evidence(msgspec.Struct, frozen=True, order=True):
@@ -85,7 +90,7 @@ class WorkingTree:
         kept, own = self._kept(moment), self._own(moment + 1)
 
         def score(commit: GitCommit) -> float:
-            agrees = sum(self._agrees(each, commit) for each in evidence)
+            agrees = sum(weight for weight, each in evidence if self._agrees(each, commit))
             agrees += _ON_BRANCH * ((commit.id in line) + (commit.id == own))
             return agrees + _WAS_CHECKED_OUT * (commit.id == kept)
 
@@ -121,23 +126,43 @@ class WorkingTree:
             found.setdefault(commit.id, commit)
         return list(found.values())
 
-    def _near(self, moment: float, *, without: str, is_later_used: bool) -> Iterator[Evidence]:
-        """Yield evidence around a moment."""
+    def _near(
+        self, moment: float, *, without: str, is_later_used: bool
+    ) -> Iterator[tuple[float, Evidence]]:
+        """Yield evidence around a moment, and what each counts."""
         at = bisect_right(self.evidence, moment, key=lambda each: each.moment)
-        near = self.evidence[max(0, at - _N_EVIDENCE) : at]
+        moved = bisect_right(self.moves, moment)
+        last = self.moves[moved - 1] if moved else 0.0
+        weight = 1.0
+        for each in self.evidence[max(0, at - _N_EVIDENCE) : at][::-1]:
+            if each.call_id != without:
+                is_here = each.moment >= last and each.branch == self.branch
+                age = 0.5 ** ((moment - each.moment) / _HALF_LIFE_S)
+                yield weight * age * (1.0 if is_here else _OTHER_HEAD), each
+                weight *= _FADE
         if is_later_used:
             # A commit by somebody else moves it without a word in the log.
             next_commits = self.repository.after(moment + 1, branch=self.branch, n=1)
-            moved = bisect_right(self.moves, moment)
             until = min(
                 [*self.moves[moved : moved + 1], *(c.committed for c in next_commits)],
                 default=float("inf"),
             )
-            later = self.evidence[at : at + _N_EVIDENCE]
-            near += takewhile(lambda e: e.moment <= until and e.branch == self.branch, later)
-        return (each for each in near if each.call_id != without)
+            weight = 1.0
+            for each in self.evidence[at : at + _N_EVIDENCE]:
+                if each.moment > until or each.branch != self.branch:
+                    break
+                if each.call_id != without:
+                    yield weight, each
+                    weight *= _FADE
 
     def _agrees(self, evidence: Evidence, commit: GitCommit) -> bool:
+        # What was seen before this commit was made was seen of one before it.
+        steps = 0
+        while commit.committed > evidence.moment + 1 and commit.parents and steps < _MAX_CHAIN:
+            parent = self.repository.commits.get(commit.parents[0])
+            if parent is None:
+                break
+            commit, steps = parent, steps + 1
         blob = self.repository.blob_id(commit.tree, evidence.path)
         return blob is not None and self.is_fitting(evidence.part, blob)
 
