@@ -1,6 +1,7 @@
 """The commands that inspect a data root, and open Dagster on it."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -36,14 +37,6 @@ def status(
     lost: Annotated[
         bool, typer.Option("--lost", help="List the calls that were sent but got no answer.")
     ] = False,
-    settle: Annotated[
-        bool,
-        typer.Option(
-            "--settle",
-            help="Book each lost call that has ended, at the cost that its endpoint recorded, or else "
-            "at the most that it can have cost.",
-        ),
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Report finished work, its cost, and open work."""
@@ -52,12 +45,11 @@ def status(
     if stale:
         work = open_pipeline(settings, data, teachers=teachers)
         print_report(stale_work(work), as_json=as_json, show=show_stale)
-    elif lost or settle:
-        from replay_pipeline.replay import reconcile
+    elif lost:
+        from replay_pipeline.replay import lost_calls
 
-        loaded = load(settings, data, teachers=teachers)
-        found = reconcile(loaded.ledger_url(), loaded.replay.teachers, settle=settle)
-        report = {"lost_calls": [each.to_json() for each in found]}
+        found = lost_calls(load(settings, data, teachers=teachers).ledger_url())
+        report = {"lost_calls": [asdict(each) for each in found]}
         print_report(report, as_json=as_json, show=show_lost_calls)
     else:
         from replay_pipeline.stages.receipts import Overview

@@ -959,10 +959,9 @@ def show_teachers(report: Report) -> None:
 def show_lost_calls(report: Report) -> None:
     """Show one line per call whose outcome isn't known."""
     for row in report["lost_calls"]:
-        cost = "" if row["cost_usd"] is None else f", cost ${row['cost_usd']:.6f}"
         out.print(
             f"{row['sent_at']}  {row['teacher']}  {row['state_id']}: {row['why']}; "
-            f"${row['reserved_usd']:.6f} reserved{cost}; {row['what']}",
+            f"${row['reserved_usd']:.6f} reserved; {row['what']}",
             markup=False, soft_wrap=True,
         )  # fmt: skip
     if not report["lost_calls"]:

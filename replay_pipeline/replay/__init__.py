@@ -19,7 +19,7 @@ from replay_pipeline.replay.money.status import (
     LostCallReport,
     counted_usd,
     ledger_status,
-    reconcile,
+    lost_calls,
     spent_since,
 )
 from replay_pipeline.types import RetryPolicy
@@ -44,9 +44,9 @@ __all__ = [
     "estimate",
     "has_ledger",
     "ledger_status",
+    "lost_calls",
     "openrouter_name",
     "parse_gates",
-    "reconcile",
     "refuse_if_nobody_answers",
     "replay_facts",
     "replay_in_thread",

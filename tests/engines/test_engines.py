@@ -11,7 +11,7 @@ import pytest
 from replay_pipeline.replay import (
     estimate,
     ledger_status,
-    reconcile,
+    lost_calls,
     replay_in_thread,
 )
 from replay_pipeline.settings import Settings
@@ -146,7 +146,7 @@ def test_a_server_that_is_killed_in_mid_call_leaves_rows_and_no_held_money(tmp_p
     assert any(row.error_code for row in report.actions)
     status = ledger_status(ledger)
     assert status.held_usd == 0
-    assert len(reconcile(ledger)) == status.calls.get("unknown", 0)
+    assert len(lost_calls(ledger)) == status.calls.get("unknown", 0)
 
 
 def test_the_sample_runs_end_to_end_with_two_real_models(engines, tmp_path):

@@ -111,7 +111,7 @@ def lost_row(task: LaneQuestion) -> TeacherAction:
         n_attempts=len(task.lost),
         error_code="outcome_unknown",
         error_message=f"a call was sent and no reply came back{f' ({code})' if code else ''}"
-        "; it counts at its full reservation until it is asked again or settled "
+        "; it counts at its full reservation until it is asked again "
         "(replay-pipeline status --lost)",
     )
 

@@ -1,19 +1,16 @@
-"""What a ledger holds: money by scope, calls by state, and lost calls, which are settled on request."""
+"""What a ledger holds: money by scope, calls by state, and lost calls."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from replay_pipeline.errors import LedgerError
-from replay_pipeline.replay.dialects.client import Client, run_apart
-from replay_pipeline.replay.dialects.endpoints import teacher_keys
 from replay_pipeline.replay.dialects.prices import usd
-from replay_pipeline.replay.money.calls import LostCall, settled_lost
-from replay_pipeline.replay.money.database import connect, exists
-from replay_pipeline.replay.money.ledger import Ledger, find_lost
-from replay_pipeline.types import TeacherSpec
+from replay_pipeline.replay.money.database import Database, connect, exists
+from replay_pipeline.replay.money.ledger import find_lost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +82,8 @@ def _usd(url: str | Path, query: str, *values: str) -> float:
     """Return the one sum that a query finds, in US dollars; 0 where there is none."""
     if not exists(url):
         return 0.0
-    database = connect(url, is_read_only=True)
-    try:
+    with _opened(url) as database:
         rows = database.query(query, values)
-    finally:
-        database.close()
     return usd(int(rows[0][0] or 0)) if rows else 0.0
 
 
@@ -99,10 +93,7 @@ def ledger_status(url: str | Path) -> LedgerStatus:
     Raises:
         LedgerError: there is no ledger, or it can't be read.
     """
-    if not exists(url):
-        raise LedgerError(f"{url}: no ledger here yet; it is created by the first replay")
-    database = connect(url, is_read_only=True)
-    try:
+    with _opened(url) as database:
         states = database.query(
             "select teacher, state, count(*), sum(cost), sum(reserved) from calls "
             "group by teacher, state order by teacher, state"
@@ -118,8 +109,6 @@ def ledger_status(url: str | Path) -> LedgerStatus:
         [disputed] = database.query(
             "select count(*), coalesce(sum(cost), 0) from calls where disputed is not null"
         )
-    finally:
-        database.close()
     return LedgerStatus(
         ledger=database.name,
         held_until=held_until,
@@ -172,80 +161,48 @@ class LostCallReport:
     why: str
     """How the call was lost: `its process died`, `no_reply`, `connection_lost`, `truncated_reply`,
     `no_completion`, `given_up`."""
-    cost_usd: float | None
-    """Its cost by the endpoint's own record, or None without a record."""
     what: str
-    """What was done, or what you can do."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for a report."""
-        return asdict(self)
+    """What becomes of it."""
 
 
-def reconcile(
-    ledger: str | Path, teachers: Sequence[TeacherSpec] = (), *, settle: bool = False
-) -> list[LostCallReport]:
-    """List the lost calls of a ledger, and settle those that have ended.
-
-    Args:
-        ledger: path or database URL.
-        teachers: teachers whose endpoints may be asked for their record of a call.
-        settle: book each ended call at the cost that its endpoint recorded, or else at the most
-            that it can have cost. The next run asks its question again. If false, nothing changes.
+def lost_calls(url: str | Path) -> list[LostCallReport]:
+    """List the lost calls of a ledger. A run over their states settles those that have ended.
 
     Raises:
-        LedgerError: there is no ledger, or it can't be read or written.
+        LedgerError: there is no ledger, or it can't be read.
     """
-    if not exists(ledger):
-        raise LedgerError(f"{ledger}: no ledger here yet; it is created by the first replay")
-    with Ledger(ledger) as opened:
-        lost = opened.do(find_lost).result()
-        calls = [call for several in lost.values() for call in several]
-        costs = run_apart(_costs(calls, teachers)) if calls else {}
-        reports = []
-        for call in calls:
-            cost = costs.get(call.call_id)
-            is_over = datetime.now(UTC) >= call.due_at
-            if settle and is_over:
-                booked = call.reserved_nano if cost is None else cost
-                opened.settle(settled_lost(call, booked)).result()
-            reports.append(_report(call, cost, is_over=is_over, is_settled=settle and is_over))
-    return reports
+    with _opened(url) as database:
+        lost = find_lost(database)
+    now = datetime.now(UTC)
+    return [
+        LostCallReport(
+            state_id=call.state_id,
+            teacher=call.teacher,
+            model=call.model,
+            sent_at=call.sent_at.isoformat(timespec="seconds"),
+            due_at=call.due_at.isoformat(timespec="seconds"),
+            reserved_usd=usd(call.reserved_nano),
+            why=call.error_code or "its process died",
+            what="over: the next run asks it again"
+            if now >= call.due_at
+            else "may still be running",
+        )
+        for several in lost.values()
+        for call in several
+    ]
 
 
-async def _costs(calls: Sequence[LostCall], teachers: Sequence[TeacherSpec]) -> dict[int, int]:
-    """Ask endpoints what they have on record, in nano-dollars by call."""
-    by_name = {teacher.name: teacher for teacher in teachers}
-    keys = teacher_keys(teachers, is_required=False)
-    costs = {}
-    async with Client(max_connections=4) as client:
-        for call in calls:
-            teacher = by_name.get(call.teacher)
-            if call.generation_id and teacher:
-                cost = await client.generation_cost(
-                    teacher.base_url, call.generation_id, keys[teacher.name]
-                )
-                if cost is not None:
-                    costs[call.call_id] = cost
-    return costs
+@contextmanager
+def _opened(url: str | Path) -> Iterator[Database]:
+    """Open a ledger to read it, even while others write to it.
 
-
-def _report(call: LostCall, cost: int | None, *, is_over: bool, is_settled: bool) -> LostCallReport:
-    """Report of a lost call what was done, or what can be done."""
-    if is_settled:
-        what = "booked at its bound" if cost is None else "booked at the endpoint's record"
-    elif is_over:
-        what = "over: it is asked again by the next run, or settled with --settle"
-    else:
-        what = "may still be running"
-    return LostCallReport(
-        state_id=call.state_id,
-        teacher=call.teacher,
-        model=call.model,
-        sent_at=call.sent_at.isoformat(timespec="seconds"),
-        due_at=call.due_at.isoformat(timespec="seconds"),
-        reserved_usd=usd(call.reserved_nano),
-        why=call.error_code or "its process died",
-        cost_usd=None if cost is None else usd(cost),
-        what=what,
-    )
+    Raises:
+        LedgerError: there is no ledger, or it can't be read.
+    """
+    if not exists(url):
+        raise LedgerError(f"{url}: no ledger here yet; it is created by the first replay")
+    database = connect(url, is_read_only=True)
+    try:
+        yield database
+    finally:
+        database.close()

@@ -324,7 +324,7 @@ def test_after_a_kill_it_is_said_when_the_next_run_goes_on(tmp_path, children):
 
 
 def test_two_runs_at_once_on_one_ledger_each_report_their_own_dollars(tmp_path, children):
-    with TeacherServer(script={"content": "yes " * 50}, latency=0.02) as server:
+    with TeacherServer(script={"content": "yes " * 50}, latency=0.2) as server:
         plans = [
             job(server, tmp_path / "l", n=120, usd=0.05, concurrency=4, told=str(tmp_path / name))
             for name in ("one", "other")

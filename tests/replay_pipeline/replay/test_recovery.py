@@ -4,22 +4,20 @@ import asyncio
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay import (
     RetryPolicy,
     ledger_status,
-    reconcile,
+    lost_calls,
     replay_states,
     replay_trace_sync,
 )
-from replay_pipeline.replay.dialects.client import Client
 from replay_pipeline.replay.dialects.prices import Price
 from replay_pipeline.replay.dialects.replies import Answer
 from replay_pipeline.replay.dialects.sizes import Size
@@ -36,7 +34,7 @@ from replay_pipeline.replay.money.calls import (
 )
 from replay_pipeline.replay.money.database import SCHEMA_VERSION, connect
 from replay_pipeline.replay.money.ledger import Ledger, Unbooked
-from replay_pipeline.types import TeacherAction, TeacherSpec
+from replay_pipeline.types import TeacherAction
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_ledger import answered, call, scopes_of
 from tests.replay_pipeline.replay.test_odd_replies import completion, raw
@@ -183,41 +181,6 @@ def test_an_answer_from_the_routers_cache_cost_at_most_what_its_size_or_its_limi
         assert bound == at.bound_nano(Size(n_bytes=100).bound_tokens, n_tokens)
 
 
-def test_reconcile_shows_lost_calls_and_settles_those_that_are_over(tmp_path):
-    early = NewCall(
-        request_sha="a", state_id="s1", teacher="t", model="m", run_id="r", scopes=("day:x",),
-        reserved_nano=10, timeout_s=0,
-    )  # fmt: skip
-    late = NewCall(
-        request_sha="b", state_id="s2", teacher="t", model="m", run_id="r", scopes=("day:x",),
-        reserved_nano=20, timeout_s=600,
-    )  # fmt: skip
-    leave_open(tmp_path / "l", early, late)
-    shown = reconcile(tmp_path / "l")
-    assert [(each.state_id, each.reserved_usd) for each in shown] == [("s1", 1e-8), ("s2", 2e-8)]
-    assert scopes_of(tmp_path / "l")["day:x"] == [0, 0, 30, 0]
-    settled = reconcile(tmp_path / "l", settle=True)
-    assert [each.what for each in settled] == ["booked at its bound", "may still be running"]
-    assert scopes_of(tmp_path / "l")["day:x"] == [10, 0, 20, 0]
-    assert [each.state_id for each in reconcile(tmp_path / "l")] == ["s2"]
-
-
-def test_reconcile_asks_the_endpoint_for_its_record(tmp_path):
-    with TeacherServer(script={"content": "yes"}) as server:
-        [teacher] = server.teachers([MODEL])
-        [row] = ask(make_states(1), [teacher], tmp_path / "first").actions
-        path = tmp_path / "l"
-        leave_open(path, call("a", 10**9, timeout_s=0))
-        with sqlite3.connect(path) as database:
-            database.execute(
-                "update calls set teacher = ?, generation_id = ?", (teacher.name, row.generation_id)
-            )
-        database.close()
-        [found] = reconcile(path, [teacher], settle=True)
-    assert (found.cost_usd, found.what) == (row.cost_usd, "booked at the endpoint's record")
-    assert scopes_of(path)["day:x"] == [round(row.cost_usd * 1e9), 0, 0, 0]
-
-
 BOOKED_IN_FULL = "no reply came back; it is booked at the most it can have cost"
 SENT, DUE = "2026-01-02T03:04:05.678+00:00", "2026-01-02T03:14:05.678+00:00"
 
@@ -234,44 +197,27 @@ def lose(path, *calls, due_at=DUE):
             )
 
 
-def test_reconcile_says_of_each_lost_call_all_that_is_known(tmp_path, monkeypatch):
-    asked = []
-
-    async def on_record(_, *question):
-        asked.append(question)
-        return {"gen-free": 0, "gen-b": 7}.get(question[1])
-
-    monkeypatch.setattr(Client, "generation_cost", on_record)
-    path, url = tmp_path / "l", "http://127.0.0.1:1/v1"
-    known = TeacherSpec(name="t", model="m", base_url=url, api_key_env=None)
-    keyless = TeacherSpec(name="u", model="m")  # its key is not set, and it is not asked anyway
+def test_each_lost_call_is_listed_with_all_that_is_known_and_nothing_changes(tmp_path):
+    path = tmp_path / "l"
     lose(
         path,
         (call("dead", 10), None, None),
         (call("forgotten", 20), "no_reply", "gen-forgotten"),
-        (call("free", 30), "connection_lost", "gen-free"),
         (call("b", 40), "truncated_reply", "gen-b"),
     )
     lost = {
         "teacher": "t", "model": "m", "sent_at": "2026-01-02T03:04:05+00:00",
-        "due_at": "2026-01-02T03:14:05+00:00",
-        "what": "over: it is asked again by the next run, or settled with --settle",
+        "due_at": "2026-01-02T03:14:05+00:00", "what": "over: the next run asks it again",
     }  # fmt: skip
     expected = [
-        {"state_id": "dead", "reserved_usd": 1e-8, "why": "its process died", "cost_usd": None},
-        {"state_id": "forgotten", "reserved_usd": 2e-8, "why": "no_reply", "cost_usd": None},
-        {"state_id": "free", "reserved_usd": 3e-8, "why": "connection_lost", "cost_usd": 0.0},
-        {"state_id": "b", "reserved_usd": 4e-8, "why": "truncated_reply", "cost_usd": 7e-9},
+        {"state_id": "dead", "reserved_usd": 1e-8, "why": "its process died"},
+        {"state_id": "forgotten", "reserved_usd": 2e-8, "why": "no_reply"},
+        {"state_id": "b", "reserved_usd": 4e-8, "why": "truncated_reply"},
     ]
-    shown = reconcile(path, [known, keyless])
-    assert [each.to_json() for each in shown] == [lost | each for each in expected]
-    assert asked == [(url, name, None) for name in ("gen-forgotten", "gen-free", "gen-b")]
-    assert scopes_of(path)["day:x"] == [0, 0, 100, 0]
-    at_bound, on_record = "booked at its bound", "booked at the endpoint's record"
-    settled = reconcile(path, [known], settle=True)
-    assert [each.what for each in settled] == [at_bound, at_bound, on_record, on_record]
-    assert scopes_of(path)["day:x"] == [10 + 20 + 0 + 7, 0, 0, 0]
-    assert reconcile(path, [known]) == []
+    assert [asdict(each) for each in lost_calls(path)] == [lost | each for each in expected]
+    assert scopes_of(path)["day:x"] == [0, 0, 70, 0]
+    leave_open(tmp_path / "late", call("a", 10))
+    assert [each.what for each in lost_calls(tmp_path / "late")] == ["may still be running"]
 
 
 @pytest.mark.parametrize(
@@ -302,37 +248,9 @@ def test_a_lost_call_is_booked_with_all_that_is_known_of_it(
     )  # fmt: skip
 
 
-def test_reconcile_shows_a_key_to_the_endpoint_it_is_for(tmp_path, monkeypatch):
-    seen = []
-
-    async def on_record(_, *question):
-        seen.append(question)
-
-    monkeypatch.setattr(Client, "generation_cost", on_record)
-    monkeypatch.setenv("OPENROUTER_API_KEY", "sk-or-1")
-    lose(tmp_path / "l", (call("a", 10), None, "gen-a"))
-    reconcile(tmp_path / "l", [TeacherSpec(name="t", model="m"), TeacherSpec(name="u", model="m")])
-    assert seen == [("https://openrouter.ai/api/v1", "gen-a", SecretStr("sk-or-1"))]
-
-
-def test_reconcile_asks_nobody_of_whom_it_was_not_told_and_nobody_without_a_name(
-    tmp_path, monkeypatch
-):
-    async def never(*_):
-        raise AssertionError("it was asked")
-
-    monkeypatch.setattr(Client, "generation_cost", never)
-    lose(tmp_path / "l", (call("a", 10), None, "gen-a"), (call("b", 20), None, None))
-    other = TeacherSpec(name="u", model="m", api_key_env=None, base_url="http://127.0.0.1:1/v1")
-    assert [each.cost_usd for each in reconcile(tmp_path / "l", [other])] == [None, None]
-    nameless = other.model_copy(update={"name": "t"})
-    lose(tmp_path / "nameless", (call("b", 20), None, None))
-    assert [each.cost_usd for each in reconcile(tmp_path / "nameless", [nameless])] == [None]
-
-
-def test_reconcile_makes_no_ledger_where_there_is_none(tmp_path):
+def test_looking_makes_no_ledger_where_there_is_none(tmp_path):
     with pytest.raises(LedgerError) as told:
-        reconcile(tmp_path / "l")
+        lost_calls(tmp_path / "l")
     assert str(told.value) == (
         f"{tmp_path}/l: no ledger here yet; it is created by the first replay"
     )
@@ -515,7 +433,7 @@ def test_a_ledger_of_version_1_is_brought_up_to_date_and_what_it_stored_unreadab
             8.024e-05,
             {"answered": 1, "failed": 3, "unknown": 2},
         )
-        assert {each.why for each in reconcile(path)} == {"its process died"}
+        assert {each.why for each in lost_calls(path)} == {"its process died"}
         again = replay_trace_sync(states, [teacher], 0.04, ledger=path)
         assert [row.error_code for row in again] == [None] * 4
         assert server.bill().n_charged == 3
