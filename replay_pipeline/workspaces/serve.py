@@ -26,6 +26,8 @@ from replay_pipeline.types import Tool
 from replay_pipeline.workspaces.environment import Attempt, OfferedTask
 
 _MOST_BYTES = 64_000_000
+_MOST_SILENT_S = 900.0
+"""A client that is alive and asks nothing for so long has forgotten its episode."""
 _ACTION = {
     "title": "CallToolAction",
     "type": "object",
@@ -76,13 +78,17 @@ class Served:
         return response
 
     async def session(self, connection: ServerConnection) -> None:
-        """Run the episodes of one connection until the client closes it."""
+        """Run the episodes of one connection until the client closes it, or is silent for too long."""
         with contextlib.suppress(ConnectionClosed):
-            await self._play(connection)
+            try:
+                await self._play(connection)
+            except TimeoutError:
+                await connection.close(reason=f"silent for {_MOST_SILENT_S:.0f} s")
 
     async def _play(self, connection: ServerConnection) -> None:
         episode: Attempt | None = None
-        async for message in connection:
+        while True:
+            message = await asyncio.wait_for(connection.recv(), _MOST_SILENT_S)
             if not isinstance(message, str):
                 break
             try:

@@ -62,8 +62,9 @@ def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_
     root = folder / "data"
     with TeacherServer(ANSWERS_FILE, latency=LATENCY_S) as server:
         work = served_root(root, server)
-        with (root / "settings.toml").open("a") as file:
-            file.write(f"max_concurrency = {N_IN_FLIGHT}\n")
+        file = root / "settings.toml"
+        named = f"[replay]\nmax_concurrency = {N_IN_FLIGHT}\n"
+        file.write_text(file.read_text("utf-8").replace("[replay]\n", named), "utf-8")
         batches = work.ingest_new()
         environment = child_environment(
             REPLAY_DATA=str(root),

@@ -1,16 +1,21 @@
 """States as an environment: the program serves them, and the project's own check is the reward."""
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import serve as listen
+from websockets.exceptions import ConnectionClosed
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.work.environment import serve_checked
 from replay_pipeline.stages.work.workspaces import Workspaces
+from replay_pipeline.workspaces import serve
 from tests.support.openenv_session import Session, rows_at
 from tests.support.small_repository import CHECK, REQUESTS, RIGHT, WRONG, record, served
 from tests.trainer.published import write_dataset
@@ -109,3 +114,17 @@ def test_recorded_states_are_served_with_the_agreement_with_the_consensus_as_rew
     finally:
         process.terminate()
         process.communicate(timeout=30)
+
+
+def test_a_client_that_asks_nothing_for_long_is_let_go(monkeypatch):
+    monkeypatch.setattr(serve, "_MOST_SILENT_S", 0.1)
+
+    async def closed_with() -> str:
+        async with listen(serve.Served({}).session, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            async with connect(f"ws://{host}:{port}/ws") as client:
+                with pytest.raises(ConnectionClosed):
+                    await asyncio.wait_for(client.recv(), 30)
+                return client.close_reason or ""
+
+    assert asyncio.run(closed_with()).startswith("silent for")
