@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked import fork_of
 from tests.trainer.programs import start_ranks
 from trainer.__main__ import main
 from trainer.errors import FolderInUseError, TrainerConfigError
@@ -146,25 +145,6 @@ def test_a_second_trainer_is_refused_before_anything_is_written(
     assert f"process {process.pid} " in error
     assert error.count("\n") == 1
     assert files(folder) == before
-
-
-def test_refused_settings_leave_no_folder(dataset_folder, tmp_path, capsys):
-    assert main(["prime_rl", *settings(dataset_folder, tmp_path / "out")]) == 2
-    assert "set rollouts=generate" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_ranks_share_the_folder_of_their_run(dataset_folder, tmp_path):
-    words = settings(dataset_folder, tmp_path / "model")
-    pair = start_ranks("-m", "trainer", *words, n=2, folder=tmp_path)
-    first = fork_of(pair[0])
-    for process in pair:
-        status, errors = process.ended(240)
-        assert status == 0, errors
-    owner = (tmp_path / "model" / LOCK_FILE).read_text()
-    assert owner.startswith(f"process {first} on ")
-    assert (tmp_path / "model" / "report.json").exists()
 
 
 @pytest.mark.slow

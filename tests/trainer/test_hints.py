@@ -2,10 +2,8 @@ import pytest
 
 from trainer.hints import (
     Hint,
-    HintContext,
     JudgeHints,
     hint_for_row,
-    layered,
     template_hint,
 )
 
@@ -26,7 +24,8 @@ from trainer.hints import (
     ],
 )
 def test_a_known_error_gets_its_sentence(error, says):
-    hint = template_hint(HintContext(error_text=error, tool_names=("Read", "Bash")))
+    tools = [{"function": {"name": name}} for name in ("Read", "Bash")]
+    hint = template_hint({"hint": error, "tools": tools})
     assert hint is not None
     assert hint.source == "template"
     assert says in hint.text
@@ -54,12 +53,10 @@ def test_a_judge_is_asked_only_where_it_is_put_and_once_a_context():
         return " Run the one test alone. "
 
     judge = JudgeHints(complete=complete)
-    generate = layered(template_hint, judge)
-    unknown = HintContext(error_text="AssertionError: 1 != 2", tool_name="Bash")
+    unknown, known = {"hint": "AssertionError: 1 != 2"}, {"hint": "file has not been read yet"}
     expected = Hint(text="Run the one test alone.", source="judge")
-    assert [generate(unknown), generate(unknown)] == [expected, expected]
+    assert [hint_for_row(unknown, (template_hint, judge)) for _ in range(2)] == [expected] * 2
     assert len(asked) == 1
-    assert "Tool: Bash" in asked[0]
-    known = HintContext(error_text="file has not been read yet")
-    assert generate(known).source == "template"
+    assert "AssertionError" in asked[0]
+    assert hint_for_row(known, (template_hint, judge)).source == "template"
     assert len(asked) == 1

@@ -104,14 +104,6 @@ def test_what_was_not_scored_has_no_figure(dataset_folder, tmp_path, capsys):
     assert len(sentences_of(report)) == 1
 
 
-def test_a_missing_dataset_ends_with_one_line(tmp_path, capsys):
-    code = main(["--set", f"dataset={tmp_path}/none", "--set", f"output={tmp_path}/out"])
-    assert code == 2
-    error = capsys.readouterr().err
-    assert "no such dataset folder" in error
-    assert error.count("\n") == 1
-
-
 def test_overrides_reach_into_sections(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("trl: {max_steps: 3}\n")

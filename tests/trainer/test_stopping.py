@@ -194,19 +194,3 @@ def test_a_checkpoint_that_lost_a_part_is_passed_over(begun, caplog):
         resumed(begun, str(begun / "steps" / "checkpoint-2"))
     with pytest.raises(TrainerConfigError, match="no such folder"):
         resumed(begun, str(begun / "steps" / "checkpoint-3"))
-
-
-def test_a_changed_run_is_refused_before_anything_is_written(dataset_folder, tmp_path):
-    saving = ("trl.save_strategy=steps", "trl.save_steps=2")
-    killed = start(dataset_folder, tmp_path, *saving)
-    wait_for(killed, lambda: len(steps(tmp_path)) >= 3)
-    os.kill(fork_of(killed), signal.SIGKILL)
-    killed.wait(60)
-    before = (tmp_path / "metrics.jsonl").read_bytes()
-    status, errors = start(dataset_folder, tmp_path, *saving, "trl.learning_rate=0.5").ended(400)
-    assert status == 2
-    assert "trl.learning_rate" in errors
-    assert (tmp_path / "metrics.jsonl").read_bytes() == before
-    status, errors = start(dataset_folder, tmp_path, *saving, "evaluation.max_pairs=3").ended(400)
-    assert status == 0, errors
-    assert steps(tmp_path) == list(range(1, N_STEPS + 1))

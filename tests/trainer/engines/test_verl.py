@@ -18,7 +18,7 @@ from trainer.engines.verl.losses import (
     share_of_mean,
     topk_divergence,
 )
-from trainer.engines.verl.options import VARIABLE, PluginOptions, current_options
+from trainer.engines.verl.options import VARIABLE, PluginOptions
 from trainer.engines.verl.prepare import prepare
 from trainer.engines.verl.reward import compute_score
 from trainer.errors import (
@@ -124,37 +124,7 @@ def test_ranks_do_equal_work_and_see_each_pair_of_the_step_once(pairs, n_ranks):
     assert sum(sum(part.weights) for part in parts) == pytest.approx(parts[0].total_weight)
 
 
-def test_tensors_hold_what_was_rendered(pairs):
-    batch = pairs.tensors([3, 0])
-    assert batch["input_ids"].shape == batch["attention_mask"].shape
-    for row, (index, side) in enumerate([(3, "chosen"), (3, "rejected"), (0, "chosen")]):
-        seen = batch["attention_mask"][row] == 1
-        kept = pairs.rows[index]["prompt_ids"] + pairs.rows[index][f"{side}_ids"]
-        assert batch["input_ids"][row][seen].tolist() == kept
-        assert batch["position_ids"][row][seen].tolist() == list(range(len(kept)))
-        answer = batch["responses"][row][batch["response_mask"][row] == 1]
-        assert answer.tolist() == pairs.rows[index][f"{side}_ids"]
-
-
 # -- options ---------------------------------------------------------------------------------------
-
-
-def test_options_survive_the_way_through_the_environment(monkeypatch):
-    options = PluginOptions(
-        alpha_sdpo=0.1,
-        sdpo_top_k=7,
-        sdpo_wrapper="taid",
-        dpo_variant="dpo_norm",
-    )
-    monkeypatch.setenv(VARIABLE, options.as_json())
-    assert current_options() == options
-    assert current_options().top_k == 7
-    monkeypatch.setenv(VARIABLE, '{"alpha": 0.1}')
-    with pytest.raises(TrainerConfigError, match="is not readable"):
-        current_options()
-    monkeypatch.delenv(VARIABLE)
-    with pytest.raises(TrainerConfigError, match="is not set in this worker"):
-        current_options()
 
 
 # -- files -----------------------------------------------------------------------------------------

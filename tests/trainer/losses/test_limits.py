@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from trainer.losses import (
     TAIDScheduler,
-    dpo_loss,
     entropy_aware_opd_loss,
     generalized_jsd_loss,
-    simpo_loss,
     taid_loss,
 )
 from trainer.losses.channels import SDPOOptions, distillation_per_token
@@ -21,7 +19,7 @@ from trainer.losses.entropy_opd import (
     reverse_kl_surrogate_per_token,
     soft_gated_kl_per_token,
 )
-from trainer.losses.logps import align_responses, response_logps
+from trainer.losses.logps import response_logps
 
 INF = float("inf")
 
@@ -66,17 +64,6 @@ AT_TEMPERATURE = {
     ),
     "eopd": lambda s, t, **o: entropy_aware_opd_loss(s, t, labels=LABELS, **o),
 }
-PREFERENCE = {
-    "simpo": lambda c, r, rc, rr: simpo_loss(c, r),
-    "dpo": lambda c, r, rc, rr: dpo_loss(c, r, rc, rr),
-}
-
-
-@pytest.mark.parametrize("name", DISTILLATION)
-def test_gradcheck_of_distillation(name):
-    teacher = logits(2, 3, 5, seed=1)
-    student = logits(2, 3, 5).requires_grad_()
-    assert torch.autograd.gradcheck(lambda s: DISTILLATION[name](s, teacher), (student,))
 
 
 @pytest.mark.parametrize("name", AT_TEMPERATURE)
@@ -86,13 +73,6 @@ def test_a_temperature_divides_the_logits_of_both_sides(name):
     at_two, plain = loss(student, teacher, temperature=2.0), loss(student, teacher)
     torch.testing.assert_close(at_two, loss(student / 2, teacher / 2))
     assert not torch.allclose(at_two, plain)
-
-
-@pytest.mark.parametrize("name", PREFERENCE)
-def test_gradcheck_of_preferences(name):
-    reference = (logits(4, seed=3), logits(4, seed=4))
-    sides = (logits(4).requires_grad_(), logits(4, seed=2).requires_grad_())
-    assert torch.autograd.gradcheck(lambda c, r: PREFERENCE[name](c, r, *reference), sides)
 
 
 @pytest.mark.parametrize("name", DISTILLATION)
@@ -112,24 +92,6 @@ def test_taid_at_zero_has_no_gradient_and_at_one_that_of_the_forward_kl():
     torch.testing.assert_close(at_one, forward)
     entropy = -(teacher.softmax(-1) * teacher.log_softmax(-1)).sum(-1)
     assert float(value - kl) == pytest.approx(float(entropy[LABELS >= 0].mean()))
-
-
-def test_the_ends_of_the_jsd_are_the_two_kls_and_not_the_limits_of_its_middle():
-    student, teacher = logits(2, 3, 5), logits(2, 3, 5, seed=1)
-    p, q = teacher.log_softmax(-1), student.log_softmax(-1)
-    forward = (p.exp() * (p - q)).sum() / 2
-    reverse = (q.exp() * (q - p)).sum() / 2
-    assert float(generalized_jsd_loss(student, teacher, beta=0.0)) == pytest.approx(float(forward))
-    assert float(generalized_jsd_loss(student, teacher, beta=1.0)) == pytest.approx(float(reverse))
-    assert float(generalized_jsd_loss(student, teacher, beta=1e-6)) < 1e-3 * float(forward)
-
-
-def test_jsd_is_symmetric_at_one_half_and_bounded_by_log_two():
-    student, teacher = 20 * logits(2, 3, 5), 20 * logits(2, 3, 5, seed=1)
-    there = generalized_jsd_loss(student, teacher)
-    assert float(there) == pytest.approx(float(generalized_jsd_loss(teacher, student)))
-    entries = generalized_jsd_loss(student, teacher, reduction="none")
-    assert bool((entries.sum(-1) <= math.log(2) + 1e-12).all())
 
 
 @pytest.mark.parametrize("name", ["taid", "eopd soft", "jsd"])
@@ -194,33 +156,6 @@ def test_no_divergence_is_negative_and_shifts_of_logits_change_nothing(seed, bet
     torch.testing.assert_close(entries, shifted)
 
 
-def test_dpo_at_the_reference_is_log_two():
-    sides = (logits(3), logits(3, seed=1))
-    assert float(dpo_loss(*sides, *sides)) == pytest.approx(math.log(2))
-
-
-def test_alignment_pairs_equal_tokens_behind_different_prompts():
-    student = torch.tensor([[9, 1, 2, 0], [9, 9, 3, 4]])
-    teacher = torch.tensor([[8, 8, 8, 1, 2], [8, 8, 3, 4, 0]])
-    alignment = align_responses(
-        student,
-        torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]]),
-        teacher,
-        torch.tensor([[0, 0, 0, 1, 1], [0, 0, 1, 1, 0]]),
-    )
-    assert alignment.ids.tolist() == [1, 2, 3, 4]
-    assert alignment.student_positions.tolist() == [1, 2, 2, 3]
-    assert alignment.teacher_positions.tolist() == [3, 4, 2, 3]
-    assert len(alignment) == 4
-
-
-def test_rows_without_a_hint_are_not_aligned():
-    ids = torch.tensor([[9, 1], [9, 2]])
-    mask = torch.tensor([[0, 1], [0, 1]])
-    alignment = align_responses(ids, mask, ids, mask, row_mask_B=torch.tensor([0.0, 1.0]))
-    assert alignment.ids.tolist() == [2]
-
-
 MASKED = {
     "jsd": lambda s, t, mask: generalized_jsd_loss(s, t, torch.where(mask == 1, 0, -100)),
     "taid": lambda s, t, mask: taid_loss(s, t, mask, t=0.5),
@@ -255,13 +190,6 @@ def test_taid_never_passes_its_last_weight():
         seen.append(scheduler.t)
     assert seen == sorted(seen)
     assert seen[-1] == max(seen) == 0.7
-
-
-def test_taid_is_never_behind_its_schedule():
-    scheduler = TAIDScheduler(10, t_start=0.2, t_end=1.0, alpha=1e-9)
-    for step in range(11):
-        scheduler.update_t(2.0**step, step)  # a loss that rises holds nothing back
-        assert step == 0 or scheduler.t >= 0.2 + 0.8 * step / 10
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])

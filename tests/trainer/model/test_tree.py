@@ -76,31 +76,6 @@ def test_every_shared_token_is_packed_once(pairs):
     assert tree.rejected_lengths.tolist() == [len(r) for _, _, r in pairs]
 
 
-@given(pair_lists)
-@settings(max_examples=100, deadline=None)
-def test_chains_name_the_visible_tokens(pairs):
-    tree = pack_pairs(pairs)
-    visible = tree.visible()
-    rows = []
-    for chain in tree.chains:
-        before = [index for start, stop in chain.prefix for index in range(start, stop)]
-        for row in range(chain.start, chain.stop):
-            rows.append(row)
-            seen = [*before, *range(chain.start, row + 1)]
-            assert visible[row].nonzero()[:, 0].tolist() == seen
-    assert rows == list(range(tree.n_tokens))
-
-
-def test_a_trace_is_one_trunk_with_a_branch_per_state():
-    pairs = trace_pairs(30, vocab=10_000)
-    tree = pack_pairs(pairs)
-    last_prompt, _, last_action = pairs[-1]
-    assert tree.chains[0].stop == len(last_prompt) + len(last_action)
-    assert tree.n_tokens == len(last_prompt) + len(last_action) + sum(len(c) for _, c, _ in pairs)
-    assert len(tree.chains) == 31
-    assert all(len(chain.prefix) == 1 for chain in tree.chains[1:])
-
-
 @given(pair_lists, st.integers(1, 30))
 @settings(max_examples=100, deadline=None)
 def test_a_token_budget_splits_and_loses_no_pair(pairs, max_tokens):

@@ -107,15 +107,6 @@ def test_polling_does_not_wait_and_cancelling_ends(make):
     executor.cancel(handles)
 
 
-def test_a_relaunched_replica_keeps_its_rank_and_knows_its_attempt(make):
-    executor = make()
-    code = RANK + "print(rank, os.environ['REPLICA_ATTEMPT'])"
-    handles = launch(executor, code)
-    again = executor.relaunch(handles[1])
-    assert (again.rank, again.attempt, again.run_id) == (1, 1, handles[1].run_id)
-    assert executor.collect([again], timeout_s=60, poll_s=0.02)[0].log.strip() == "1 1"
-
-
 def test_supervision_starts_dead_replicas_anew_until_all_succeed(make):
     executor = make()
     code = RANK + "raise SystemExit(rank == 1 and os.environ['REPLICA_ATTEMPT'] < '2')"
@@ -168,27 +159,6 @@ def test_hf_jobs_cancels_what_it_started_when_the_next_is_refused(hub, hf):
         launch(hf, "import time; time.sleep(60)", 2)
     (started,) = set(hub.jobs) - before
     assert hub.jobs[started].ended_by == "cancel"
-
-
-def test_modal_gets_gpu_image_and_timeout(cloud):
-    executor = ModalExecutor("python:3.12", "A100", python=sys.executable)
-    handles = launch(executor, "print()", 1, timeout_s=90)
-    executor.collect(handles, timeout_s=60, poll_s=0.02)
-    definition = cloud.definitions[-1]
-    assert definition.timeout_secs == 90
-    assert definition.resources.gpu_config.gpu_type == "A100"
-
-
-@pytest.mark.parametrize(
-    ("gpu", "call"), [(None, "SandboxStdioReadV2"), ("A100", "SandboxGetLogs")]
-)
-def test_modals_client_speaks_the_second_version_without_a_gpu_and_the_first_with(cloud, gpu, call):
-    cloud.calls.clear()
-    executor = ModalExecutor("python:3.12", gpu, python=sys.executable)
-    handles = launch(executor, "print('hi')", 1)
-    assert executor.collect(handles, timeout_s=60, poll_s=0.02)[0].log.strip() == "hi"
-    streams = cloud.calls & {"SandboxStdioReadV2", "SandboxGetLogs"}
-    assert streams == {call}
 
 
 @pytest.mark.parametrize("gpu", [None, "A100"])

@@ -8,14 +8,10 @@ import pytest
 
 from tests.trainer.outer import simulation
 from trainer.diloco import MemoryStore, OuterReplica, OuterSettings
-from trainer.errors import OuterLoopError
 from trainer.outer.protocol import (
     Contribution,
-    Manifest,
-    adaptive_grace_s,
     chosen_of,
     shares_of,
-    turn_of,
 )
 
 
@@ -55,12 +51,6 @@ def test_a_wrong_mean_is_caught_by_the_schedules(monkeypatch):
     assert any("a wrong mean was applied" in violation for violation in found)
 
 
-def test_reducing_rotates_over_rounds():
-    assert [turn_of(1, round_id, (0, 1, 2)) for round_id in range(3)] == [1, 0, 2]
-    assert turn_of(7, 5, (0, 1, 2)) == 3, "who is not waited for is the last to reduce"
-    assert turn_of(7, 5, ()) == 0, "where nobody is waited for, nobody waits for a turn"
-
-
 @pytest.mark.parametrize(
     ("ranks", "is_overdue", "chosen"),
     [((1, 2), False, 3), ((1,), False, 0), ((1,), True, 2), ((), True, 0)],
@@ -98,22 +88,3 @@ def test_a_replica_that_was_left_out_asks_to_be_waited_for():
     first.exchange(first.theta)
     assert first.expected == {0, 1}
     assert time.monotonic() - began < 5
-
-
-def test_manifests_and_keys_read_back():
-    whole = Manifest(0, "b0", 0, "i", (contribution(0), contribution(1)), "m", (0, 1), 2)
-    assert Manifest.from_bytes(whole.to_bytes()) == whole
-    key = contribution(3, round_id=12).key
-    assert Contribution.from_key(key) == contribution(3, round_id=12)
-    assert Contribution.from_key("deltas/000012/0003.i.join") is None
-    with pytest.raises(OuterLoopError, match="not a manifest"):
-        Manifest.from_bytes(b'{"round_id": 1')
-    with pytest.raises(OuterLoopError, match="does not match"):
-        Manifest.from_bytes(whole.to_bytes().replace(b'"by":0', b'"by":1'))
-
-
-def test_grace_follows_what_was_measured():
-    assert adaptive_grace_s([], [], first_s=9.0) == 9.0
-    assert adaptive_grace_s([0.1, 0.1], [10.0, 10.0], first_s=9.0) == 5.0
-    assert adaptive_grace_s([8.0, 8.0, 9.0], [10.0, 10.0], first_s=9.0) == 8.0
-    assert adaptive_grace_s([6.0, 8.0, 10.0], [10.0], first_s=9.0) == 20.0

@@ -127,22 +127,6 @@ def test_other_initial_weights_are_refused():
         start(1)
 
 
-def test_frozen_parameters_are_not_sent(monkeypatch):
-    model = net()
-    model[0].requires_grad_(False)
-    manager = MockManager()
-    send, sent = manager.all_reduce.__class__.__call__, []
-    monkeypatch.setattr(
-        ObjectStoreAllReduce,
-        "__call__",
-        lambda self, given: sent.extend(given) or send(self, given),
-    )
-    inner = torch.optim.SGD(model[2].parameters(), lr=0.1)
-    with make_diloco_outer_loop(model, inner, manager=manager, sync_every=1):
-        steps(model, inner, slice(None), 1)
-    assert sum(tensor.numel() for tensor in sent) == 8 * 2 + 2
-
-
 def test_buckets_in_which_torchft_loses_tensors_are_refused(monkeypatch):
     monkeypatch.setenv("TORCHFT_USE_BUCKETIZATION", "True")
     model = net()

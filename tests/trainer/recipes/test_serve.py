@@ -39,14 +39,6 @@ def ask(server, **request):
         return json.loads(reply.read())
 
 
-def test_equal_seeds_give_equal_samples_and_other_seeds_others(server):
-    texts = [ask(server, seed=seed)["choices"][0]["message"] for seed in (1, 1, 2, 3)]
-    assert texts[0] == texts[1]
-    assert len({json.dumps(text) for text in texts}) > 1
-    greedy = [ask(server, temperature=0)["choices"][0]["message"] for _ in range(2)]
-    assert greedy[0] == greedy[1]
-
-
 CALL = '<tool_call>\n{"name": "Read", "arguments": {"file_path": "a.py"}}\n</tool_call>'
 
 

@@ -19,7 +19,6 @@ from tests.trainer.published import rows_of
 from trainer.__main__ import main
 from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
-from trainer.engines.settings_file import read_settings
 from trainer.errors import TrainerConfigError
 from trainer.model.loading import layer_range
 from trainer.trl.run import prompts_dataset
@@ -151,20 +150,6 @@ def test_what_cannot_work_is_refused_before_the_weights_are_there(
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dtype": "float8"}, "is not float32"),
-        ({"peft": {"rang": 4}}, "unknown setting peft.rang"),
-        ({"peft": {"targets": ["q_proj", "lm_head"]}}, "would not be trained; remove it"),
-        ({"peft": {"rank": "many"}}, "peft.rank='many': .*valid integer"),
-    ],
-)
-def test_a_wrong_way_to_load_a_model_is_named(change, message):
-    with pytest.raises(TrainerConfigError, match=message):
-        read_settings({"dataset": "d", "output": "o", "model": "m"} | change)
-
-
 def test_a_range_of_layers_is_read():
     assert layer_range("2-4", 6) == [2, 3, 4]
     assert layer_range("last 2", 6) == [4, 5]
@@ -176,24 +161,6 @@ def test_a_range_of_layers_is_read():
             layer_range(wrong, 6)
     with pytest.raises(TrainerConfigError, match="write first-last"):
         layer_range("2", 6)
-
-
-@pytest.mark.slow
-def test_a_model_named_alone_is_trained_by_adapters_and_not_at_the_tiny_models_pace(
-    tmp_path, dataset_folder, folder, capsys
-):
-    given = {
-        "model": folder,
-        "dataset": dataset_folder,
-        "output": tmp_path / "out",
-        "peft.layers": "last 1",
-        "trl.max_steps": 1,
-        "evaluation.max_pairs": 1,
-    }
-    words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
-    assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == 1
-    assert (tmp_path / "out" / "adapter" / "adapter_config.json").exists()
 
 
 @pytest.mark.slow
