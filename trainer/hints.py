@@ -4,25 +4,12 @@ The hint goes to the end of the teacher's context, and never into the student's.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 MAX_HINT_CHARS = 600
 """Longer error texts keep their beginning and end."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HintContext:
-    """The known facts about a failed step."""
-
-    error_text: str
-    """The tool's error or the user's feedback, as recorded."""
-    outcome: str | None = None
-    """Outcome of the step, such as `tool_error` or `user_rejected`."""
-    tool_name: str | None = None
-    tool_names: tuple[str, ...] = ()
-    """Tools that were available."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +19,6 @@ class Hint:
     text: str
     source: Literal["template", "raw_error", "judge"]
 
-
-HintGenerator = Callable[[HintContext], Hint | None]
 
 HintFunction = Callable[[Mapping[str, Any]], Hint | None]
 """A function that returns the hint for a row's state. `None` leaves the row out of channel 2."""
@@ -86,75 +71,61 @@ _TEMPLATES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-def template_hint(context: HintContext) -> Hint | None:
+def template_hint(row: Mapping[str, Any]) -> Hint | None:
     """Return the fixed sentence for a known kind of error, or None."""
-    if context.outcome == "user_rejected":
-        return Hint(
-            text=f"The user rejected this step: {shortened_hint(context.error_text)}",
-            source="template",
-        )
+    error_text = row["hint"]
+    if row.get("outcome") == "user_rejected":
+        text = f"The user rejected this step: {shortened_hint(error_text)}"
+        return Hint(text=text, source="template")
     for pattern, sentence in _TEMPLATES:
-        if pattern.search(context.error_text):
-            tools = ", ".join(context.tool_names) or "see the list of tools"
+        if pattern.search(error_text):
+            names = [
+                tool["function"]["name"] for tool in row.get("tools") or () if "function" in tool
+            ]
+            tools = ", ".join(names) or "see the list of tools"
             return Hint(text=sentence.format(tools=tools), source="template")
     return None
 
 
-def raw_error_hint(context: HintContext) -> Hint | None:
-    """Return the recorded error, shortened, or None if there is no text."""
-    text = shortened_hint(context.error_text)
-    return Hint(text=f"The next attempt failed with: {text}", source="raw_error") if text else None
+def raw_error_hint(row: Mapping[str, Any]) -> Hint:
+    """Return the recorded error, shortened."""
+    text = f"The next attempt failed with: {shortened_hint(row['hint'])}"
+    return Hint(text=text, source="raw_error")
 
 
 @dataclass(kw_only=True)
 class JudgeHints:
     """A judge: a language model that writes at most two sentences. It is used only if you add it to the layers.
 
-    Answers are cached by context, so a process pays for a state only once.
+    Answers are cached by error, so a process pays for it only once.
     """
 
     complete: Callable[[str], str]
-    """Returns the judge's answer to a prompt. Called at most once for a context."""
-    _kept: dict[HintContext, Hint | None] = field(default_factory=dict, init=False, repr=False)
+    """Returns the judge's answer to a prompt. Called at most once for an error."""
+    _kept: dict[str, Hint | None] = field(default_factory=dict, init=False, repr=False)
 
-    def __call__(self, context: HintContext) -> Hint | None:
+    def __call__(self, row: Mapping[str, Any]) -> Hint | None:
         """Return the judge's hint, `None` when it answered nothing."""
-        if context not in self._kept:
+        error = shortened_hint(row["hint"])
+        if error not in self._kept:
             answer = self.complete(
                 "A coding agent's step failed. In at most two sentences, say what to do "
-                "differently, without giving the answer away.\n"
-                f"Tool: {context.tool_name or 'none'}\nResult: {shortened_hint(context.error_text)}"
-            ).strip()
-            self._kept[context] = (
-                Hint(text=shortened_hint(answer), source="judge") if answer else None
+                f"differently, without giving the answer away.\nResult: {error}"
             )
-        return self._kept[context]
+            text = shortened_hint(answer)
+            self._kept[error] = Hint(text=text, source="judge") if text else None
+        return self._kept[error]
 
 
-def layered(*generators: HintGenerator) -> HintGenerator:
-    """Return the first hint that one of the generators makes."""
-
-    def generate(context: HintContext) -> Hint | None:
-        for generator in generators:
-            if hint := generator(context):
-                return hint
-        return None
-
-    return generate
-
-
-_DEFAULT = layered(template_hint, raw_error_hint)
-
-
-def hint_for_row(row: Mapping[str, Any], generator: HintGenerator = _DEFAULT) -> Hint | None:
-    """Return the hint of a dataset row from its `hint` column (the recorded error or feedback)."""
+def hint_for_row(
+    row: Mapping[str, Any], layers: Sequence[HintFunction] = (template_hint, raw_error_hint)
+) -> Hint | None:
+    """Return the first hint of the layers from a row's `hint` column (the recorded error or feedback)."""
     error_text = (row.get("hint") or "").strip()
     if not error_text:
         return None
-    names = tuple(tool["function"]["name"] for tool in row.get("tools") or () if "function" in tool)
-    return generator(
-        HintContext(error_text=error_text, outcome=row.get("outcome"), tool_names=names)
-    )
+    found = (layer({**row, "hint": error_text}) for layer in layers)
+    return next((hint for hint in found if hint), None)
 
 
 def shortened_hint(text: str, max_chars: int = MAX_HINT_CHARS) -> str:

@@ -96,23 +96,18 @@ def outer_callbacks(
         raise TrainerConfigError(f"outer={kind} needs outer_options.uri")
     if kind == "torchft":
         return [TorchftLoop(options, where, store)]
-    rounds = rounds_of(options, where.world_size)
-    return [ObjectStoreLoop(replace(options, rounds=rounds), where, store)]
-
-
-def rounds_of(options: OuterOptions, world_size: int) -> str:
-    """Return `synchronous` or `asynchronous`, and log the choice of `auto`."""
-    if options.rounds != "auto":
-        return options.rounds
-    # In synchronous rounds, all would go at the pace of the slowest. All replicas come to the same
-    # conclusion: it follows from what they have in common.
-    is_free = world_size > 1 and not outer_preset(options.optimizer).momentum
-    chosen = "asynchronous" if is_free else "synchronous"
-    if world_size > 1:
-        logger.warning(
-            "outer_options.rounds: %s, as the outer optimizer is %s", chosen, options.optimizer
-        )
-    return chosen
+    if options.rounds == "auto":
+        # In synchronous rounds, all would go at the pace of the slowest. All replicas come to the
+        # same conclusion: it follows from what they have in common.
+        is_free = where.world_size > 1 and not outer_preset(options.optimizer).momentum
+        options = replace(options, rounds="asynchronous" if is_free else "synchronous")
+        if where.world_size > 1:
+            logger.warning(
+                "outer_options.rounds: %s, as the outer optimizer is %s",
+                options.rounds,
+                options.optimizer,
+            )
+    return [ObjectStoreLoop(options, where, store)]
 
 
 def shard(rows: Sequence[Row], place: ReplicaPlace | None = None) -> Sequence[Row]:

@@ -8,11 +8,6 @@ from trl.trainer.grpo_config import GRPOConfig
 from trainer.errors import TrainerConfigError
 from trainer.settings import OBJECTIVES, SharedSettings
 
-NO_DEEPSPEED = (
-    "DeepSpeed gathers weights in its own forward call alone, and this trainer calls a model's layers "
-    "and its head apart: use DDP, FSDP2, or adapters (peft.rank=16)"
-)
-
 
 @dataclass
 class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-inheritance]
@@ -47,8 +42,6 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
             raise TrainerConfigError(
                 "torch_compile: the lengths of packed trees change with every step, so the model would be compiled again each time. Remove it (on CUDA, attention over trees is compiled anyway)"
             )
-        if self.deepspeed:
-            raise TrainerConfigError(NO_DEEPSPEED)
         if self.drift_weight > 0 and (self.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP")):
             raise TrainerConfigError(
                 "drift_weight does not support sharded models (FSDP), in which no rank has the original "

@@ -33,7 +33,7 @@ from trainer.folders import STATE_FILE
 from trainer.hints import HintFunction, hint_for_row
 from trainer.model.causal_lm import has_plain_head
 from trainer.model.packing import trees_of
-from trainer.trl.config import NO_DEEPSPEED, ComposerConfig
+from trainer.trl.config import ComposerConfig
 from trainer.trl.drift import Drift, make_drift
 from trainer.trl.figures import Figures
 from trainer.trl.forward import (
@@ -93,8 +93,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 "rollout_func": replay_rollouts,
             }
         super().__init__(model, reward_funcs, args, **options)
-        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:  # by a launcher
-            raise TrainerConfigError(NO_DEEPSPEED)
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            raise TrainerConfigError(
+                "DeepSpeed gathers weights in its own forward call alone, and this trainer calls a model's "
+                "layers and its head apart: use DDP, FSDP2, or adapters (peft.rank=16)"
+            )
         self.composer: ComposerConfig = args
         self.hint = hint
         tokenizer: Any = self._tokenizer

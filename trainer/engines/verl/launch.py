@@ -46,7 +46,8 @@ def _train(settings: RunConfig, should_stop: Callable[[], bool]) -> dict[str, An
     metrics = folder / "verl_metrics.jsonl"
     metrics.unlink(missing_ok=True)
     rows = watched(run, metrics, folder / "verl.log", should_stop)
-    _write_metrics(folder / "metrics.jsonl", rows)
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(lines, "utf-8")
     return {
         "steps": rows[-1]["step"] if rows else 0,
         "channels_live": live_channels(rows, run.options),
@@ -123,33 +124,25 @@ def check_first_step(metrics: Path, options: PluginOptions) -> bool:
     first = next(_rows(metrics), None)
     if first is None:
         return False
-    if problems := _silent_channels(first, options):
-        raise TrainerConfigError("stopped after the first step: " + "; ".join(problems))
+    channels = (
+        (2, options.alpha_sdpo, "sdpo/n_tokens"),
+        (3, options.beta_replay, "replay/n_pairs"),
+    )
+    silent = [
+        f"channel {n} has weight {weight} and reported nothing: the plug-in is not live in the workers"
+        for n, weight, name in channels
+        if weight > 0 and value_of(first, name) is None
+    ]
+    if silent:
+        raise TrainerConfigError("stopped after the first step: " + "; ".join(silent))
     if options.alpha_sdpo > 0 and value_of(first, "sdpo/n_tokens") == 0:
         logger.warning("channel sdpo did nothing in the first step: none of its rows has a hint")
     return True
 
 
-def _silent_channels(metrics: Mapping[str, Any], options: PluginOptions) -> list[str]:
-    """Return the channels with a weight but without metrics in a step, each with a remedy."""
-    channels = (
-        (2, options.alpha_sdpo, "sdpo/n_tokens"),
-        (3, options.beta_replay, "replay/n_pairs"),
-    )
-    return [
-        f"channel {n} has weight {weight} and reported nothing: the plug-in is not live in the workers"
-        for n, weight, name in channels
-        if weight > 0 and not _has(metrics, name)
-    ]
-
-
-def _has(metrics: Mapping[str, Any], name: str) -> bool:
-    return any(key == name or key.endswith(f"/{name}") for key in metrics)
-
-
-def value_of(row: Mapping[str, Any], name: str) -> float:
-    """Return a metric by our name. VeRL's name has the prefix `actor/`. A missing metric is 0."""
-    return float(row.get(f"actor/{name}", row.get(name, 0.0)))
+def value_of(row: Mapping[str, Any], name: str) -> float | None:
+    """Return a metric by our name, if it is there. VeRL's name has the prefix `actor/`."""
+    return row.get(f"actor/{name}", row.get(name))
 
 
 def live_channels(rows: list[dict[str, Any]], options: PluginOptions) -> list[str]:
@@ -159,7 +152,7 @@ def live_channels(rows: list[dict[str, Any]], options: PluginOptions) -> list[st
     if options.policy_weight > 0 and any(row.get(name, 0.0) for row in rows for name in spread):
         live.append("policy")
     for name, key in (("sdpo", "sdpo/n_tokens"), ("replay", "replay/n_pairs")):
-        if any(value_of(row, key) > 0 for row in rows):
+        if any((value_of(row, key) or 0) > 0 for row in rows):
             live.append(name)
     return live
 
@@ -172,10 +165,6 @@ def _rows(metrics: Path) -> Iterator[dict[str, Any]]:
         if line.endswith("\n"):
             row = json.loads(line)
             yield {"step": row["step"], **row["data"]}
-
-
-def _write_metrics(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
 def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> None:
