@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -80,41 +80,10 @@ SCHEMA_VERSION = "3"
 Row = tuple[Any, ...]
 
 
-class Database(Protocol):
-    """One connection. SQL statements use `?` for parameters."""
-
-    name: str
-
-    def query(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Run one statement and return its rows."""
-        ...
-
-    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
-        """Run one statement once per row of parameters."""
-        ...
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Open a write transaction, which commits at the end and rolls back on an error."""
-        yield
-
-    def claim(self, owner: int) -> bool:
-        """Take the lock that marks `owner` as alive. Return false if another process holds it."""
-        ...
-
-    def is_alive(self, owner: int) -> bool:
-        """Return whether another process holds the lock of `owner`."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection and release the lock."""
-        ...
-
-
 _BUSY_S = 60.0
 
 
-def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = False) -> Database:
+def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = False) -> "Database":
     """Open the database at a path, `sqlite:///path` or `postgresql://...`, creating its tables.
 
     Args:
@@ -345,6 +314,11 @@ class _Postgres:
 
     def close(self) -> None:
         self._connection.close()
+
+
+Database = _Sqlite | _Postgres
+"""One connection. Statements use `?` for parameters. A transaction rolls back on an error. Whoever claims an
+owner holds the lock that marks it as alive."""
 
 
 def _create(database: Database, *, serial: str, bytes_type: str) -> None:
