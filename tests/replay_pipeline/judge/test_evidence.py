@@ -91,13 +91,6 @@ def test_an_earlier_or_an_unnumbered_step_defers_nothing():
     assert judge([state(), unnumbered], answers(**LS))[0] == "pair"
 
 
-def test_a_sampled_side_is_not_held_against_what_the_record_goes_on_with():
-    sampled = {"s0": bash("make")}
-    steps = [state(), state(1, bash("ls"))]
-    assert judge(steps, answers(**LS), samples=sampled)[0] == "pair"
-    assert judge(steps, answers(**LS), samples={"s1": bash("make")})[0] == "pair"
-
-
 def test_the_judge_of_texts_says_too_what_the_student_does_later():
     def same_start(one, other):
         return one[:4] == other[:4]
@@ -322,15 +315,6 @@ def test_calls_are_counted_off_at_the_level_that_is_asked_for():
     rows = answers(qwen=more, glm=more)
     assert judge([state(action=bash("pytest"))], rows)[0] == "pair"
     assert judge([state(action=bash("pytest"))], rows, level="target")[0] == "call_count"
-
-
-def test_a_failure_of_another_action_says_nothing_of_a_sample():
-    rows = answers(**LS, deepseek=bash("tox"))
-    [failed], [plain] = (
-        extract_pairs([state(outcome=outcome)], rows, samples={"s0": bash("make")}).pairs
-        for outcome in ("tool_error", "ok")
-    )
-    assert failed["weight"] == plain["weight"]
 
 
 def test_what_was_tried_is_told_in_the_row_of_the_state():

@@ -277,10 +277,7 @@ def test_a_record_without_a_session_joins_too():
 
 
 def test_a_pair_joins_only_where_both_sides_are_the_same():
-    given_up = state(3, bash("tox"), "rewound", alternatives=[bash("make")])
     rows = answers("s3", bash("make"))
-    pairs = extract_dpo_pairs([given_up], rows, samples={"s3": bash("ls")})
-    assert sides(pairs) == [("consensus", MAKE, 'Bash {"command":"ls"}'), ("rewind", MAKE, TOX)]
     elsewhere = state(4, bash("tox"), "rewound", alternatives=[bash("make")])
     pairs = extract_dpo_pairs([state(3, bash("tox"), "tool_error"), elsewhere], rows)
     assert [pair["state_id"] for pair in pairs] == ["s3", "s4"]
