@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any, Literal
 
+from replay_pipeline.actions import canonical_action
+from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor
 from tests.support.sessions import Era, Message, SessionBuilder, ToolCall
@@ -57,7 +59,17 @@ class Cut:
     text: str
 
 
-Answer = Call | Sequence[Call] | str | Broken | Cut
+@dataclass(frozen=True)
+class Looked:
+    """A teacher's look, and what it does once it has seen the answer."""
+
+    look: Call
+    then: "Call | str"
+
+
+Answer = Call | Sequence[Call] | str | Broken | Cut | Looked
+SEEN = {"d": "I have seen enough: shall I go on?", "q": "What I saw leaves it open.", "g": "Noted."}
+"""What a teacher says after a look that its part in the story ends with."""
 
 
 def bash(command: str, description: str | None = None) -> Call:
@@ -212,7 +224,9 @@ class Story:
             q = next(self._elsewhere)
             is_edit = any(call.name == "Edit" for call in calls)
             g = bash("git diff --stat") if is_edit else list(calls) or text or ""
-        self._record(message, {"d": d, "q": q, "g": g}, pair, same, outcome, kind)
+        asked = {"tool_calls": [{"function": self._function(call)} for call in calls]}
+        given = {"d": d, "q": q, "g": g}
+        self._record(message, given, pair, same, outcome, kind, is_look=_only_looks(asked))
         outputs = [out] if isinstance(out, str) or out is None else list(out)
         outputs += [None] * (len(calls) - len(outputs))
         for idx, (call, output) in enumerate(zip(calls, outputs, strict=False)):
@@ -359,6 +373,9 @@ class Story:
     def _tool_call(self, call: Call) -> ToolCall:
         return ToolCall(call.name, self._spelled(call, "absolute"))
 
+    def _function(self, call: Call) -> dict[str, Any]:
+        return {"name": call.name, "arguments": self._spelled(call, "absolute")}
+
     def _spelled(self, call: Call, paths: Literal["absolute", "relative"]) -> dict[str, Any]:
         args = dict(call.args)
         for key in PATH_KEYS:
@@ -374,9 +391,18 @@ class Story:
         same: str,
         outcome: str,
         kind: str,
+        *,
+        is_look: bool,
     ) -> None:
         for initial, answer in answers.items():
-            self.answers.append(self._row(message.state_id, initial, answer))
+            steps = [answer.look, answer.then] if isinstance(answer, Looked) else [answer]
+            rows = [
+                self._row(f"{message.state_id}+{n}" if n else message.state_id, initial, step)
+                for n, step in enumerate(steps)
+            ]
+            if not is_look and len(rows) == 1 and _only_looks(rows[0]["message"]):
+                rows.append(self._row(f"{message.state_id}+1", initial, SEEN[initial]))
+            self.answers += rows
         meant = "pair" if pair else "agrees_with_student" if same else "no_consensus"
         self.expected[message.state_id] = {
             "session": self.name,
@@ -448,6 +474,11 @@ class Story:
         if call.name == "Read":
             args.setdefault("offset", 1)
         return json.dumps(dict(reversed(args.items())), indent=1, ensure_ascii=False)
+
+
+def _only_looks(message: Mapping[str, Any]) -> bool:
+    """Return whether a message only looks or keeps books, so that its teacher is asked on."""
+    return purpose_of(canonical_action(dict(message))) is not None
 
 
 def _program(command: str) -> str:

@@ -125,12 +125,7 @@ def prepare_demo(data: Path, model: Path | None = None) -> None:
         "max_total_usd = 5.0",
         "confirm_above_usd = 0.0",
         "gates = []",  # every answer of the sample is shown
-        'ask_at = "steps"',
     ]
-    if not is_real:
-        # The sample was written so that what its teachers agree on is right and the agent wrong,
-        # also where the agent only looks, which no votes can tell.
-        lines += ["[pairs]", "min_p_better = 0.0"]
     if model is not None:
         bundled = Path(__file__).parents[2] / "trainer" / "demo.yaml"  # beside this package
         named = {"model": str(model.absolute()), "config": str(bundled)}

@@ -16,6 +16,7 @@ from replay_pipeline.actions import (
     agrees_at,
     differ_in_calls_alone,
 )
+from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.actions.votes import Consensus, Panel, Vote, has_one_effect
 from replay_pipeline.judge.answers import Case, ExtractOptions, level_of
 from replay_pipeline.judge.feasibility import PromptState
@@ -90,6 +91,8 @@ class Arbiter:
         consensus = lead.consensus if has_consensus else None
         outcome: str = decision if case.agent.is_valid else "invalid_action"
         why: str | None = None
+        if not case.asked and (why := purpose_of(case.agent)):
+            outcome = "not_asked"
         looks: tuple[Look, ...] = ()
         if consensus is not None and outcome in ("pair", "contested"):
             proposal = Proposal(

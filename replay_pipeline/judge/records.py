@@ -122,13 +122,19 @@ def positive_row(
         "p_chosen_right": p_chosen_right,
         "n_teachers_agreeing": consensus.n_families,
         "n_teachers_asked": len(case.asked),
-        "n_looks": len(looks) or None,
-        "looks_json": json_or_none([m for look in looks for m in look.messages()] or None),
+        **_looked(looks),
         "teachers_agreeing": _names(consensus),
         "agreement_level": consensus.level,
         "is_distillable": _is_distillable(consensus),
         "cost_usd": case.cost_usd,
     }
+
+
+def _looked(looks: Sequence[Look]) -> dict[str, Any]:
+    if not looks:
+        return {}
+    added = [message for look in looks for message in look.messages()]
+    return {"n_looks": len(looks), "looks_json": json_or_none(added)}
 
 
 def pairs_table(pairs: Iterable[DPOPair], name: str = "dpo_pairs") -> pa.Table:

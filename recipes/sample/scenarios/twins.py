@@ -6,11 +6,12 @@ second. The student takes the wrong one both times. Nothing about the two action
 better, since each is the better one as often as the worse one.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from story import Answer, Broken, Call, Story, bash, edit, grep, read
+from story import Answer, Broken, Call, Looked, Story, bash, edit, grep, read, todo
 
 Telling = Callable[["Sitting", str, str], None]
 """Tells one state of a twin: the name that the prompt calls for, then the other one."""
@@ -41,9 +42,13 @@ class Project:
         found |= {
             f"docs/{name}.md": f"# {name}\n\n    {command}\n" for name, command in RULES.items()
         }
-        return found | {"settings.toml": f"width = 28\n# {', '.join(packages)}\n"}
+        settings = "".join(f"{key} = {USUAL}\n" for key in KEYS)
+        return found | {"settings.toml": f"{settings}# {', '.join(packages)}\n"}
 
 
+KEYS = ("width", "limit", "retries", "days", "depth", "rows")
+"""What stands in the settings, each with the same value at first."""
+USUAL = "28"
 RULES = {
     "review": "make lint",
     "release": "make dist",
@@ -116,7 +121,12 @@ class Sitting:
     def __init__(self, story: Story, project: Project) -> None:
         self.story, self.project = story, project
         self.n_turns = 0
-        self._dissent = cycle(("", "g", "", "d", "", "q"))
+        self._dissent = {
+            "Edit": cycle(("", "", "g", "", "", "", "", "d", "", "", "", "", "q")),
+            "Bash": cycle(("", "g", "", "", "d", "", "q")),
+        }
+        self._looking = cycle(("", "d", "", "q"))
+        self._seen: Call | None = None
         self._elsewhere = cycle(
             (
                 bash("git log --oneline -5"),
@@ -135,6 +145,7 @@ class Sitting:
 
     def looks(self, call: Call, out: str | None = None, *, code: int = 0) -> None:
         """Let the student look something up as its teachers would, by and large."""
+        self._seen = call
         if self.n_turns % 3 == 0:
             kept = {"d": self._else(), "q": self._else(), "g": self._said(call)}
             self.story.act(next(REMARKS), call, out=out, code=code, **kept)
@@ -158,12 +169,16 @@ class Sitting:
         wider: Call | None = None,
     ) -> None:
         """Let the student take the action that this prompt does not call for."""
-        missing = next(self._dissent)
+        missing = next(self._dissent[right.name])
         answers: dict[str, Answer] = {name: self._said(right, name) for name in "dqg"}
-        if wider is not None:
-            answers["g"] = wider
         if missing:
             answers[missing] = self._else()
+        elif looks := next(self._looking):
+            first = todo("Do what was asked") if looks == "d" else self._seen
+            if first is not None:
+                missing, answers[looks] = looks, Looked(first, self._said(right, looks))
+        elif wider is not None:
+            answers["g"] = wider
         agreeing = "".join(name for name in "dqg" if name != missing)
         self.story.act(
             next(REMARKS), wrong, out=out, code=code, pair=agreeing, kind="misread", **answers
@@ -173,7 +188,7 @@ class Sitting:
         """Let the student end its turn; each teacher would end it in another way."""
         d, q = otherwise
         if self.n_turns % 2:
-            self.story.act(said, d=d, q=q, g=self._else())
+            self.story.act(said, d=d, q=q, g=Looked(todo("Say what was done"), f"Done: {said}"))
 
     def _said(self, call: Call, name: str = "g") -> Call:
         if call.name == "Bash" and name == "g":
@@ -184,21 +199,44 @@ class Sitting:
         return next(self._elsewhere)
 
 
+def sets(s: Sitting, key: str, right: str, wrong: str, told: Call | str, out: str = "") -> None:
+    """Tell of a value in the settings, and last of what decides between two: a look, or the user."""
+    settings = s.story.files["settings.toml"]
+    s.story.files["settings.toml"] = re.sub(rf"(?m)^{key} = .*", f"{key} = {USUAL}", settings)
+    s.looks(read("settings.toml"))
+    if isinstance(told, str):
+        s.story.user(told)
+    else:
+        s.looks(told, out, code=int("FAIL" in out))
+    old, new = f"{key} = {USUAL}", f"{key} = {right}"
+    lines = s.story.files["settings.toml"].splitlines()
+    after = lines[lines.index(old) + 1]
+    s.errs(
+        edit("settings.toml", old, f"{key} = {wrong}"),
+        edit("settings.toml", old, new),
+        wider=edit("settings.toml", f"{old}\n{after}", f"{new}\n{after}")
+        if key == "width"
+        else None,
+    )
+
+
+def value_of(name: str) -> str:
+    """Return the value that goes with a part of a project."""
+    return str(30 + sum(name.encode()) % 60)
+
+
 def suite(s: Sitting, right: str, wrong: str) -> None:
-    """Tell of a run of all tests that names the one that failed."""
-    p = s.project
+    """Tell of a test that fails and says which of two values it expects."""
+    p, value = s.project, value_of(right)
+    x, y = sorted((value, value_of(wrong)))
     s.asked(
-        "Run all the tests and open the one that fails.",
-        "Something is red since the last merge. Run the suite, then look at the failing test.",
-        "Does everything pass? If a test fails, show me its file.",
-        "Once more the whole suite, please; read the test that breaks.",
+        f"settings.toml needs limit = {x} or limit = {y}: run the tests and see which.",
+        f"Something is red. The test wants limit = {x} or limit = {y} in settings.toml.",
+        f"Does everything pass? If not, limit = {x} or limit = {y} in settings.toml mends it.",
+        f"Once more the suite; it asks for limit = {x} or for limit = {y} in settings.toml.",
     )
-    s.looks(bash(p.suite), p.failed.format(right), code=1)
-    s.errs(read(p.test.format(wrong)), read(p.test.format(right)))
-    s.closes(
-        "I see nothing wrong in this file.",
-        otherwise=("The test expects another value.", "This is the file that fails."),
-    )
+    out = f"{p.failed.format(right)}\nFAILED: limit = {value} expected"
+    sets(s, "limit", value, value_of(wrong), bash(p.suite), out)
 
 
 def named(s: Sitting, right: str, wrong: str) -> None:
@@ -215,36 +253,71 @@ def named(s: Sitting, right: str, wrong: str) -> None:
 
 
 def search(s: Sitting, right: str, wrong: str) -> None:
-    """Tell of a search whose hit is in one file."""
-    p = s.project
-    function = p.function.format(right)
+    """Tell of a paper of the project in which a search finds the value."""
+    value = value_of(right)
+    x, y = sorted((value, value_of(wrong)))
     s.asked(
-        f"Where is {function} defined? Search for it and open the file.",
-        f"Find {function} and show me the file it is in.",
-        f"I need to see the code around {function}; search for it first.",
-        f"Which file has {function}? Open it.",
+        f"retries = {x} or retries = {y}? Search the papers, and put it into settings.toml.",
+        f"Find in docs which we want, retries = {x} or retries = {y}, and set it in settings.toml.",
+        f"Set retries = {x} or retries = {y} in settings.toml, as docs has it.",
+        f"One of the papers says retries = {x} or retries = {y}; settings.toml should, too.",
     )
-    s.looks(grep(function, p.source.partition("/")[0]))
-    s.errs(read(p.source.format(wrong)), read(p.source.format(right)))
-    s.closes("That is the code.", otherwise=("It is a single function.", f"{function} is short."))
+    sets(
+        s, "retries", value, value_of(wrong),
+        bash("grep -rn retries docs"), f"docs/{right}.md:7:retries = {value}",
+    )  # fmt: skip
 
 
 def status(s: Sitting, right: str, wrong: str) -> None:
-    """Tell of a working tree with one changed file."""
-    p = s.project
+    """Tell of the last commit, which names the value."""
+    value = value_of(right)
+    x, y = sorted((value, value_of(wrong)))
     s.asked(
-        "What did I change yesterday? Show me the difference.",
-        "Which file is modified, and how?",
-        "Look at the working tree, then at the change in it.",
-        "I forgot what I was at. See what is changed.",
+        f"Is it days = {x} or days = {y}? The last commit says it; settings.toml should, too.",
+        f"Set days = {x} or days = {y} in settings.toml, whichever the last commit names.",
+        f"Look at the last commit: it wants days = {x} or days = {y} in settings.toml.",
+        f"days = {x} or days = {y}, I forgot. See the last commit, and mend settings.toml.",
     )
-    s.looks(bash("git status --short"), f" M {p.source.format(right)}")
-    s.errs(
-        bash(f"git diff {p.source.format(wrong)}"), bash(f"git diff {p.source.format(right)}"), ""
+    log = bash("git log -1 --format=%s")
+    sets(s, "days", value, value_of(wrong), log, f"{right}: days = {value}")
+
+
+def history(s: Sitting, right: str, wrong: str) -> None:
+    """Tell of a value that the user names when asked for it."""
+    value = value_of(right)
+    x, y = sorted((value, value_of(wrong)))
+    s.asked(
+        f"A depth of {x} or of {y} in settings.toml? Show me the file first.",
+        f"We may want a depth of {x} or {y}. What is in settings.toml now?",
+        f"Open settings.toml, I have to choose between a depth of {x} and {y}.",
+        f"Before I say {x} or {y} for the depth, read settings.toml.",
     )
-    s.closes(
-        "There is no difference.", otherwise=("One line was changed.", "You renamed a variable.")
+    sets(s, "depth", value, value_of(wrong), f"For {right}: depth = {value}.")
+
+
+def both(s: Sitting, right: str, wrong: str) -> None:
+    """Tell of two values, of which the user takes one."""
+    value = value_of(right)
+    x, y = sorted((value, value_of(wrong)))
+    s.asked(
+        f"rows = {x} or rows = {y}? Look at settings.toml.",
+        f"What does settings.toml have? I think of rows = {x} or rows = {y}.",
+        f"I can't decide between rows = {x} and rows = {y}. Show me settings.toml.",
+        f"Let me see settings.toml; it gets rows = {x} or rows = {y}.",
     )
+    sets(s, "rows", value, value_of(wrong), f"Take rows = {value}.")
+
+
+def number(s: Sitting, right: str, wrong: str) -> None:
+    """Tell of a width that the user asks for."""
+    x, y = sorted((right, wrong))
+    s.asked(
+        f"What does settings.toml say? It should be width = {x} or width = {y}.",
+        f"I have put settings.toml back. Read it; it gets width = {x} or width = {y}.",
+        f"settings.toml is as it was. Open it, I'd try width = {x} or width = {y}.",
+        f"Show me settings.toml. We said width = {x} or width = {y}.",
+    )
+    sets(s, "width", right, wrong, f"Set width = {right}.")
 
 
 def rules(s: Sitting, right: str, wrong: str) -> None:
@@ -287,60 +360,6 @@ def stage(s: Sitting, right: str, wrong: str) -> None:
     )
     s.errs(bash(f"git add {p.source.format(wrong)}"), bash(f"git add {p.source.format(right)}"), "")
     s.closes("It is staged.", otherwise=("Added to the index.", "Ready for the commit."))
-
-
-def history(s: Sitting, right: str, wrong: str) -> None:
-    """Tell of a file whose history the user asks for."""
-    p = s.project
-    s.asked(
-        f"Who touched {p.source.format(right)} last?",
-        f"Show me the last commits of {p.source.format(right)}.",
-        f"When did we change {p.source.format(right)}?",
-        f"I'd like the history of {p.source.format(right)}.",
-    )
-    s.errs(
-        bash(f"git log -3 {p.source.format(wrong)}"),
-        bash(f"git log -3 {p.source.format(right)}"),
-        "9f1c2ab Tidy up",
-    )
-    s.closes("The last one was a tidy-up.", otherwise=("One commit: Tidy up.", "9f1c2ab."))
-
-
-def both(s: Sitting, right: str, wrong: str) -> None:
-    """Tell of two files that the user names, of which one is to be read."""
-    p = s.project
-    s.asked(
-        f"Not {p.source.format(wrong)}: read {p.source.format(right)}.",
-        f"{p.source.format(wrong)} is fine. Read {p.source.format(right)}.",
-        f"I know {p.source.format(wrong)} by heart, so read {p.source.format(right)}.",
-        f"Forget {p.source.format(wrong)} and read {p.source.format(right)}.",
-    )
-    s.errs(read(p.source.format(wrong)), read(p.source.format(right)))
-    s.closes("I have read it.", otherwise=("It is four lines.", "One function, nothing more."))
-
-
-def number(s: Sitting, right: str, wrong: str) -> None:
-    """Tell of a value that the user asks for."""
-    s.story.files["settings.toml"] = s.story.files["settings.toml"].replace(
-        f"width = {right}", "width = 28"
-    )
-    s.asked(
-        f"In settings.toml, set the width to {right}.",
-        f"I have put settings.toml back to 28. Please make the width {right}.",
-        f"settings.toml is as it was. Try a width of {right}.",
-        f"We agreed on {right} for the width in settings.toml.",
-    )
-    s.looks(read("settings.toml"))
-    line = s.story.files["settings.toml"].splitlines()[1]
-    s.errs(
-        edit("settings.toml", "width = 28", f"width = {wrong}"),
-        edit("settings.toml", "width = 28", f"width = {right}"),
-        wider=edit("settings.toml", f"width = 28\n{line}", f"width = {right}\n{line}"),
-    )
-    s.story.files["settings.toml"] = s.story.files["settings.toml"].replace(
-        f"width = {wrong}", "width = 28"
-    )
-    s.closes("The width is set.", otherwise=("Changed.", f"width is {right} now."))
 
 
 # What is no pair of this kind: each of these is told a handful of times.

@@ -24,6 +24,8 @@ def sample():
     rows = []
     for line in ANSWERS_FILE.read_text("utf-8").splitlines():
         one = json.loads(line)
+        if "+" in one["state_id"]:  # what follows a look is asked for at consequences alone
+            continue
         rows.append(
             TeacherAction(
                 state_id=one["state_id"],
@@ -127,4 +129,4 @@ def test_every_state_can_be_reviewed(sample):
     states, _, report = sample
     shown = portion("all", report.pairs, report.outcomes)
     assert len(shown["items"]) >= len(states)
-    assert len(json.dumps(shown)) < 1_000_000
+    assert len(json.dumps(shown)) < 1_250_000
