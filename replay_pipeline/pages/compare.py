@@ -244,6 +244,13 @@ def _answer_shown(answer: TeacherAction, verdict: str) -> dict[str, Any]:
         "latency_s": round(answer.latency_s, 2),
         "parts": [],
     }
+    if answer.looks:
+        shown["looks"] = [
+            part
+            for look in answer.looks
+            for call, told in zip(look.action["tool_calls"], look.answers, strict=True)
+            for part in (call_shown(call["function"]), ["tool", cut(told.text)])
+        ]
     if answer.action is None:
         shown["why"] = cut(answer.error_message or answer.error_code or "no answer")
         return shown

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.compute as pc
+
+from replay_pipeline.actions import canonical_action
 from replay_pipeline.replay import NOT_ASKED, refuse_if_nobody_answers, replay_facts
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.receipts import Overview, Receipt, added, total
@@ -231,7 +234,7 @@ def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
     }
 
 
-def _prompts_sent(project: "Project", _: str, state: TraceState) -> Mapping[str, Any]:
+def _prompts_sent(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
     """Build the request of each teacher again; an equal hash says that it is what was sent."""
     from replay_pipeline.replay.dialects.base import RequestOptions
     from replay_pipeline.replay.dialects.requests import RequestBuilder
@@ -243,12 +246,39 @@ def _prompts_sent(project: "Project", _: str, state: TraceState) -> Mapping[str,
     # The server that plays teachers speaks the language of OpenRouter.
     spoken = {"dialect": "openrouter"} if settings.played else {}
     teachers = [each.model_copy(update=spoken) for each in settings.teachers()]
-    return shown | {
+    prompts = {
         f"prompt for {teacher.name}": {
             "request_sha": builder.question(state, teacher).sha,
             "body": json.loads(builder.body(state, teacher, None)),
         }
         for teacher in teachers
+    }
+    return {**shown, **_steps_of(project, batch, state["state_id"]), **prompts}
+
+
+def _steps_of(project: "Project", batch: str, state_id: str) -> dict[str, Any]:
+    """Return step by step what teachers looked at before they acted, and what each look was answered."""
+    from replay_pipeline.replay.ask.rows import teacher_actions_from_table
+
+    if not project.root.has("teacher_actions", batch):
+        return {}
+    rows = project.root.read("teacher_actions", batch)
+    rows = rows.filter(pc.equal(rows["state_id"], state_id))
+    return {
+        f"{answer.teacher} looked first": [
+            {
+                "calls": canonical_action(look.action, cwd=None).render(),
+                "answers": [{"source": each.source, "text": each.text} for each in look.answers],
+                "request_sha": look.request_sha,
+                "cost_usd": look.cost_usd,
+                "n_prompt_tokens": look.n_prompt_tokens,
+                "n_cached_tokens": look.n_cached_tokens,
+                "n_completion_tokens": look.n_completion_tokens,
+            }
+            for look in answer.looks
+        ]
+        for answer in teacher_actions_from_table(rows)
+        if answer.looks
     }
 
 

@@ -11,12 +11,15 @@ from typing import Any
 
 import msgspec
 
+from replay_pipeline.actions import canonical_action
+from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.types import REHEARSAL_TEACHERS, Message
 
 _FAR = 4
 """Steps between a decision and the one whose action is played there: what the student does a moment
 later anyway is no preference."""
-_LOOK_AROUND = {"name": "Bash", "arguments": json.dumps({"command": "git status --short"})}
+_CHECKS = {"name": "Bash", "arguments": json.dumps({"command": "make check"})}
+"""What is played where a session has nothing else: no look, since a teacher that looks is asked on."""
 _CASES = ("sss", "sss", "sso", "ooa", "ooa", "ooa", "oos", "soa")
 """What the three play, a case as likely as another: the student's action, another one (`o`), still
 another one (`a`). So there are agreements, pairs, a dispute and states without a consensus."""
@@ -47,11 +50,14 @@ def _of_session(
         far = [
             action
             for step, action in enumerate(actions)
-            if abs(step - place) >= _FAR and action["tool_calls"] and action != actions[place]
+            if abs(step - place) >= _FAR
+            and action["tool_calls"]
+            and action != actions[place]
+            and purpose_of(canonical_action(action)) is None
         ]
         start = digest[1] % len(far) if far else 0
-        looks = {"role": "assistant", "content": None, "tool_calls": [_call(_LOOK_AROUND)]}
-        other, another = [*far[start:], *far[:start], looks, looks][:2]
+        checks = {"role": "assistant", "content": None, "tool_calls": [_call(_CHECKS)]}
+        other, another = [*far[start:], *far[:start], checks, checks][:2]
         played = {"s": actions[place], "o": other, "a": another}
         case = _CASES[digest[0] % len(_CASES)]
         yield (

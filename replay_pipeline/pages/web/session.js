@@ -276,6 +276,11 @@ function answersShown(answers) {
   const made = element("details", "answers", element("summary", "", element("b", "", "Teachers"), ` ${alike} of ${answers.length} would have done the same`));
   for (const each of answers) {
     made.append(element("h3", each.verdict, `${each.teacher}: ${VERDICTS[each.verdict]} · ${fine(each.usd)} · ${each.latency_s} s`));
+    if (each.looks) {
+      const first = element("details", "answers", element("summary", "", `looked first: ${several(each.looks.length / 2, "call")}`));
+      for (const part of each.looks) first.append(partShown(part, []));
+      made.append(first);
+    }
     if (each.why) made.append(prose(each.why));
     for (const part of each.parts) made.append(partShown(part, []));
   }

@@ -6,9 +6,12 @@ import pytest
 
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.stages.views.page import write_page_of
+from replay_pipeline.stages.views.tracing import trace_state
 from replay_pipeline.stages.work.looks import LoggedLooks
 from replay_pipeline.types import SAMPLE_TEACHERS
 from tests.support.looking import call
+from tests.support.pages import data_of
 from tests.support.teachers import TeacherServer
 from tests.support.worked import Worked
 
@@ -113,6 +116,17 @@ def test_the_pipeline_asks_on_and_keeps_every_step(tmp_path, work):
         pipeline, batch = opened(tmp_path, work, **settings)
         report = pipeline.replay(batch).report
         assert report["n_sent"] == server.bill().n_charged == 2 * len(answers) // 2 * 3
+        state_id = states[0]["state_id"]
+        [step] = trace_state(pipeline, state_id)["replay"][
+            f"{SAMPLE_TEACHERS[0].name} looked first"
+        ]
+        assert step["calls"].startswith("Read ")
+        assert "return 1" in step["answers"][0]["text"]
+        write_page_of(pipeline, tmp_path / "page")
+        [answers] = [
+            value for name, value in data_of(tmp_path / "page").items() if "answers-" in name
+        ]
+        assert all(each["looks"] for each in answers["answers"][state_id])
         once = {**settings, "max_looks": 0}
         none = opened(tmp_path, work, **once)[0].replay(batch).report
     rows = pipeline.root.read("teacher_actions", batch).to_pylist()
