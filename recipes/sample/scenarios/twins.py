@@ -122,7 +122,7 @@ class Sitting:
         self.story, self.project = story, project
         self.n_turns = 0
         self._dissent = {
-            "Edit": cycle(("", "", "g", "", "", "", "", "d", "", "", "", "", "q")),
+            "Edit": cycle(("", "", "", "g", "", "", "", "", "", "", "d", "", "")),
             "Bash": cycle(("", "g", "", "", "d", "", "q")),
         }
         self._looking = cycle(("", "d", "", "q"))
@@ -255,12 +255,13 @@ def named(s: Sitting, right: str, wrong: str) -> None:
 def search(s: Sitting, right: str, wrong: str) -> None:
     """Tell of a paper of the project in which a search finds the value."""
     value = value_of(right)
+    a, b = sorted((right, wrong))
     x, y = sorted((value, value_of(wrong)))
     s.asked(
-        f"retries = {x} or retries = {y}? Search the papers, and put it into settings.toml.",
-        f"Find in docs which we want, retries = {x} or retries = {y}, and set it in settings.toml.",
-        f"Set retries = {x} or retries = {y} in settings.toml, as docs has it.",
-        f"One of the papers says retries = {x} or retries = {y}; settings.toml should, too.",
+        f"retries = {x} or retries = {y}? Search the papers on {a} and {b}, and put it into settings.toml.",
+        f"Find in docs which we want for {a} and {b}, retries = {x} or retries = {y}. Set it in settings.toml.",
+        f"Set retries = {x} or retries = {y} in settings.toml, as docs has it for {a} or {b}.",
+        f"One of the papers on {a} and {b} says retries = {x} or retries = {y}; settings.toml should, too.",
     )
     sets(
         s, "retries", value, value_of(wrong),
@@ -271,12 +272,13 @@ def search(s: Sitting, right: str, wrong: str) -> None:
 def status(s: Sitting, right: str, wrong: str) -> None:
     """Tell of the last commit, which names the value."""
     value = value_of(right)
+    a, b = sorted((right, wrong))
     x, y = sorted((value, value_of(wrong)))
     s.asked(
-        f"Is it days = {x} or days = {y}? The last commit says it; settings.toml should, too.",
-        f"Set days = {x} or days = {y} in settings.toml, whichever the last commit names.",
-        f"Look at the last commit: it wants days = {x} or days = {y} in settings.toml.",
-        f"days = {x} or days = {y}, I forgot. See the last commit, and mend settings.toml.",
+        f"{a} and {b}: days = {x} or days = {y}? The last commit says it; settings.toml should, too.",
+        f"Set days = {x} or days = {y} in settings.toml, whichever the last commit names for {a} and {b}.",
+        f"Look at the last commit on {a} and {b}: it wants days = {x} or days = {y} in settings.toml.",
+        f"days = {x} or days = {y} for {a} and {b}, I forgot. See the last commit, and mend settings.toml.",
     )
     log = bash("git log -1 --format=%s")
     sets(s, "days", value, value_of(wrong), log, f"{right}: days = {value}")
@@ -298,12 +300,13 @@ def history(s: Sitting, right: str, wrong: str) -> None:
 def both(s: Sitting, right: str, wrong: str) -> None:
     """Tell of two values, of which the user takes one."""
     value = value_of(right)
+    a, b = sorted((right, wrong))
     x, y = sorted((value, value_of(wrong)))
     s.asked(
-        f"rows = {x} or rows = {y}? Look at settings.toml.",
-        f"What does settings.toml have? I think of rows = {x} or rows = {y}.",
-        f"I can't decide between rows = {x} and rows = {y}. Show me settings.toml.",
-        f"Let me see settings.toml; it gets rows = {x} or rows = {y}.",
+        f"{a} and {b}: rows = {x} or rows = {y}? Look at settings.toml.",
+        f"What does settings.toml have for {a} and {b}? I think of rows = {x} or rows = {y}.",
+        f"For {a} with {b} I can't decide between rows = {x} and rows = {y}. Show me settings.toml.",
+        f"Let me see settings.toml; it gets rows = {x} or rows = {y}, for {a} and {b}.",
     )
     sets(s, "rows", value, value_of(wrong), f"Take rows = {value}.")
 
@@ -313,9 +316,9 @@ def number(s: Sitting, right: str, wrong: str) -> None:
     x, y = sorted((right, wrong))
     s.asked(
         f"What does settings.toml say? It should be width = {x} or width = {y}.",
-        f"I have put settings.toml back. Read it; it gets width = {x} or width = {y}.",
-        f"settings.toml is as it was. Open it, I'd try width = {x} or width = {y}.",
-        f"Show me settings.toml. We said width = {x} or width = {y}.",
+        f"I have put settings.toml back. Read it; it gets width = {x} or width = {y} then.",
+        f"settings.toml is as it was. Open it once more, I'd try width = {x} or width = {y}.",
+        f"Show me settings.toml again. We said width = {x} or width = {y}, I believe.",
     )
     sets(s, "width", right, wrong, f"Set width = {right}.")
 

@@ -59,8 +59,7 @@ def test_the_recipes_keep_of_the_sample_what_their_page_says(tmp_path):
     settings = {
         "data_dir": tmp_path,
         "ingest": {"sources": [SESSIONS_DIR]},
-        "replay": {"sample_teachers": True, "ask_at": "steps"},
-        "pairs": {"min_p_better": 0},  # as the demo: the sample was written to be right
+        "replay": {"sample_teachers": True, "gates": []},  # as the demo
     }
     loaded = Settings.model_validate(settings)
     work = Pipeline(loaded)
