@@ -89,6 +89,8 @@ class History:
         self._trees: dict[str, WorkingTree] = {}
         self._now = (-1, 0.0, "", "")
         self._own_change: str | None = None
+        self._copies: tuple[dict[str, KnownContent], dict[str, list[ShownLines]]] | None = None
+        """What `kept` returned last, while no step has changed it."""
         if is_later_used:
             for step in log.steps:
                 self._see(step)
@@ -96,7 +98,9 @@ class History:
     def kept(self) -> "History":
         """Return the files as they are now, which later steps of this history leave alone."""
         other = copy(self)
-        other.known, other.parts = dict(self.known), dict(self.parts)
+        if self._copies is None:
+            self._copies = dict(self.known), dict(self.parts)
+        other.known, other.parts = self._copies
         other._trees = {root: copy(tree) for root, tree in self._trees.items()}
         return other
 
@@ -273,6 +277,7 @@ class History:
         if not self.is_later_used:
             self._see(step)
         self._now = (*self._now[:3], "")
+        self._copies = None
         if step.name == "Read":
             self._take_read(step)
         elif step.name in {"Edit", "MultiEdit", "Write", "NotebookEdit"} and not step.is_error:
