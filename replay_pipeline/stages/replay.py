@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
-
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.replay import NOT_ASKED, refuse_if_nobody_answers, replay_facts
 from replay_pipeline.settings import Settings, redaction_salt
@@ -262,8 +260,7 @@ def _steps_of(project: "Project", batch: str, state_id: str) -> dict[str, Any]:
 
     if not project.root.has("teacher_actions", batch):
         return {}
-    rows = project.root.read("teacher_actions", batch)
-    rows = rows.filter(pc.equal(rows["state_id"], state_id))
+    answers = teacher_actions_from_table(project.root.read("teacher_actions", batch))
     return {
         f"{answer.teacher} looked first": [
             {
@@ -277,8 +274,8 @@ def _steps_of(project: "Project", batch: str, state_id: str) -> dict[str, Any]:
             }
             for look in answer.looks
         ]
-        for answer in teacher_actions_from_table(rows)
-        if answer.looks
+        for answer in answers
+        if answer.looks and answer.state_id == state_id
     }
 
 
