@@ -29,6 +29,7 @@ _PAGE = """<!doctype html>
 {mark}
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="description" content="Sessions of coding agents: what they did, and what it cost">
 <meta name="referrer" content="no-referrer">
 <title>{title}</title>
 <style>{style}</style>

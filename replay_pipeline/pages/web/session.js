@@ -3,6 +3,7 @@
 const FINE = ["ok", "final_text"];
 const EDITED = [["old_string", "new_string"], ["old_str", "new_str"], ["oldString", "newString"]];
 const MOST_LINES = 600;
+const AT_ONCE_MS = 12; // so that a long session answers to keys while it is drawn
 
 async function showSession(main, { rest: [id, stateId], query }) {
   const sessions = await load("sessions");
@@ -24,11 +25,6 @@ async function showSession(main, { rest: [id, stateId], query }) {
   const sheet = element("article", "tree");
   const below = sessions.filter((each) => each.parent === session.id).sort((a, b) => (a.first < b.first ? -1 : 1));
   const context = { session, told, needles, children, below: [...below] };
-  // Roots are no branches: after a compaction the log begins anew.
-  for (const root of children.get(null) ?? []) {
-    drawTurn(root, sheet, context);
-    drawWays(root.i, sheet, context);
-  }
   const body = element("div", "body", sheet);
   main.append(body);
   const go = (turn) => (turn.state ? unfold(sheet, turn.state.state_id) : sheet.querySelector(`[data-turn="${turn.i}"]`)?.scrollIntoView({ block: "start" }));
@@ -44,12 +40,24 @@ async function showSession(main, { rest: [id, stateId], query }) {
   keys.j = () => step(1);
   keys.k = () => step(-1);
   keys.n = () => failed.length && go(failed[(nthFailed += 1) % failed.length]);
+  scrollTo(0, 0);
+  let since = performance.now();
+  // Roots are no branches: after a compaction the log begins anew.
+  for (const root of children.get(null) ?? []) {
+    drawTurn(root, sheet, context);
+    for (const _ of drawWays(root.i, sheet, context)) {
+      if (performance.now() - since < AT_ONCE_MS) continue;
+      await new Promise((ready) => setTimeout(ready));
+      since = performance.now();
+      if (!main.isConnected) return; // something else is shown meanwhile
+    }
+  }
   if (stateId) await unfold(sheet, stateId);
   else if (needles.length) {
     const first = sheet.querySelector("mark:not(.taken)");
     for (let up = first?.closest("details"); up; up = up.parentElement.closest("details")) up.open = true;
     first?.scrollIntoView({ block: "center" });
-  } else scrollTo(0, 0);
+  }
 }
 
 function point(turn) {
@@ -156,12 +164,13 @@ function sessionHead(session, sessions) {
 
 // A rewind leaves two ways on from one turn. The last one is what the session went on with; the
 // others are folded, and drawn when they are opened.
-function drawWays(from, into, context) {
+function* drawWays(from, into, context) {
   let ways = context.children.get(from) ?? [];
   while (ways.length) {
     const next = ways.at(-1);
     for (const other of ways.slice(0, -1)) into.append(branch(other, context));
     drawTurn(next, into, context);
+    yield next;
     ways = context.children.get(next.i) ?? [];
   }
 }
@@ -171,7 +180,7 @@ function branch(first, context) {
   folded.addEventListener("toggle", () => {
     if (!folded.open || folded.childElementCount !== 1) return;
     drawTurn(first, folded, context);
-    drawWays(first.i, folded, context);
+    Array.from(drawWays(first.i, folded, context));
   });
   return folded;
 }

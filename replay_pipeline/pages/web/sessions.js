@@ -17,7 +17,7 @@ const HAPPENED = {
   fine: ["nothing went wrong", (s) => s.n_errors + s.n_interrupted === 0],
 };
 const PERIODS = { 1: "last day", 7: "last 7 days", 30: "last 30 days", 90: "last 90 days" };
-const PORTION = 100;
+const PORTION = 40;
 const AROUND = 70;
 let asked = 0;
 
