@@ -47,7 +47,7 @@ class Days:
 
     @cached_property
     def zone(self) -> tzinfo | None:
-        """The zone; `None` is that of this machine.
+        """Return the zone; `None` is that of this machine.
 
         Raises:
             ConfigError: there is no zone of this name.
@@ -61,12 +61,12 @@ class Days:
 
     @property
     def zone_name(self) -> str:
-        """The zone in words."""
+        """Return the zone in words."""
         return self.timezone or f"{datetime.now().astimezone():%Z}, this machine's time zone"
 
     @property
     def is_part(self) -> bool:
-        """Whether some days are left out."""
+        """Return whether some days are left out."""
         return (self.since, self.until) != (date.min, date.max)
 
     def of(self, rows: SessionRows) -> SessionRows | None:
