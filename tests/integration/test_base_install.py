@@ -144,12 +144,17 @@ def test_the_commands_of_the_base_take_sessions_to_a_dataset_folder(command, tmp
 
 
 @pytest.mark.slow
-def test_the_page_of_the_wheel_has_its_charts_and_their_license(command, tmp_path):
+def test_the_page_of_the_wheel_has_its_libraries_and_their_licenses(command, tmp_path):
     command("look", *sorted(PROJECT.glob("*.jsonl"))[:1], "--to", "page")
     web = ROOT / "replay_pipeline" / "pages" / "web"
-    for name in ("chart.umd.min.js", "chart.LICENSE.md"):
-        assert (tmp_path / "page" / name).read_bytes() == (web / name).read_bytes()
-    assert "MIT" in (web / "chart.LICENSE.md").read_text("utf-8")
+    licenses = {"chart.umd": "MIT", "markdown-it.umd": "MIT", "purify": "Apache License"}
+    for library, license_name in licenses.items():
+        for name in (f"{library}.min.js", f"{library.removesuffix('.umd')}.LICENSE.md"):
+            assert (tmp_path / "page" / name).read_bytes() == (web / name).read_bytes()
+        assert license_name in (tmp_path / "page" / name).read_text("utf-8")
+    assert sorted(path.name for path in web.glob("*.min.js")) == [
+        f"{each}.min.js" for each in licenses
+    ]
 
 
 @pytest.mark.slow
