@@ -114,7 +114,7 @@ def shoot_page(browser: Browser, data: Path, folder: Path) -> None:
     for name, (place, width, height) in PAGES.items():
         page = browser.new_page(viewport={"width": width, "height": height})
         page.goto(index + place)
-        page.wait_for_function("document.documentElement.dataset.ready !== undefined")
+        page.locator("html[data-ready]").wait_for(state="attached")
         if name == "look-session":
             page.locator("td.title a").first.click()
             page.locator(".turn.decision .answers summary").nth(3).click()

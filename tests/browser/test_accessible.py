@@ -35,7 +35,7 @@ def test_no_tab_has_a_serious_finding(browser: Browser, demo: Path, rules: str, 
     for place in places:
         page.goto("about:blank")
         page.goto(index + place)
-        page.wait_for_function("document.documentElement.dataset.ready !== undefined")
+        page.locator("html[data-ready]").wait_for(state="attached")
         page.evaluate(rules)
         result = page.evaluate("axe.run()")
         assert len(result["passes"]) > 10

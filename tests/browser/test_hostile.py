@@ -146,7 +146,7 @@ def test_the_page_of_a_root_runs_nothing_and_fits_the_screen(work, trapped, widt
     for tab in ("overview", "sessions", "teachers", "pairs", "dataset"):
         page.goto("about:blank")
         page.goto(f"{index.as_uri()}#/{tab}")
-        page.wait_for_function("document.documentElement.dataset.ready !== undefined")
+        page.locator("html[data-ready]").wait_for(state="attached")
         for _ in range(20 if tab == "pairs" else 0):
             page.keyboard.press("p")
             page.keyboard.press("j")

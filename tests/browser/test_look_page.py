@@ -31,7 +31,7 @@ def root(demo) -> str:
 def at(page: Page, url: str) -> None:
     page.goto("about:blank")
     page.goto(url)
-    page.wait_for_function("document.documentElement.dataset.ready !== undefined")
+    page.locator("html[data-ready]").wait_for(state="attached")
 
 
 class Clicks:
