@@ -1,4 +1,4 @@
-"""End the runs whose process is dead.
+"""End the runs whose process is dead, and run again what Dagster could not.
 
 Dagster learns from the run, or from the server that started it, that the run has ended. If both
 died, the run stays "started" for good and blocks the paid step. So we look at the processes
@@ -10,11 +10,15 @@ import json
 import logging
 import os
 import socket
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import dagster as dg
 from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+from dagster._core.storage.tags import AUTO_RETRY_RUN_ID_TAG, WILL_RETRY_TAG
+from dagster._core.workspace.context import IWorkspaceProcessContext
+from dagster._daemon.auto_run_reexecution.auto_run_reexecution import retry_run
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +51,21 @@ def reconcile(instance: dg.DagsterInstance, *, runs_are_here: bool = False) -> l
         ended.append(run.run_id)
     _free_slots(instance)
     return ended
+
+
+def retry_dropped(context: IWorkspaceProcessContext) -> None:
+    """Run again the runs that Dagster gave up, because their code was not served at that moment."""
+    instance = context.instance
+    lately = RunsFilter(
+        statuses=[DagsterRunStatus.FAILURE],
+        tags={WILL_RETRY_TAG: "false"},
+        updated_after=datetime.now(UTC) - timedelta(days=1),
+    )
+    for run in instance.get_runs(lately):
+        events = instance.all_logs(run.run_id, of_type=DagsterEventType.ENGINE_EVENT)
+        is_dropped = any(e.get_dagster_event().message == "Failed to retry run" for e in events)
+        if is_dropped and AUTO_RETRY_RUN_ID_TAG not in run.tags:
+            retry_run(run, context)
 
 
 def _free_slots(instance: dg.DagsterInstance) -> None:

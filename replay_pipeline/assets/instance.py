@@ -26,7 +26,10 @@ _INSTANCE_YAML = """\
 telemetry: {{enabled: false}}
 nux: {{enabled: false}}
 python_logs: {{python_log_level: WARNING}}
-{storage}run_queue: {{dequeue_interval_seconds: 1}}
+{storage}run_queue:
+  dequeue_interval_seconds: 1
+  max_user_code_failure_retries: 100  # a code server that was killed is there again in a minute
+  user_code_failure_retry_delay: 10
 concurrency:
   runs: {{max_concurrent_runs: 2}}
   pools: {{default_limit: 1, granularity: op}}

@@ -39,13 +39,14 @@ from dagster_webserver.cli import (
     DEFAULT_POOL_RECYCLE,
 )
 from dagster_webserver.version import __version__ as web_version
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from replay_pipeline.assets.dead_runs import reconcile
+from replay_pipeline.assets.dead_runs import reconcile, retry_dropped
 from replay_pipeline.assets.gate import TOKEN, Gate
 from replay_pipeline.storage.processes import python
 
@@ -96,7 +97,7 @@ def main(workspace: str, port: int, page: Path) -> None:
     with (
         dg.DagsterInstance.get() as instance,
         _code_servers(instance, workspace) as served,
-        _daemon(instance, served) as given_up,
+        _daemon(served) as given_up,
     ):
         instance.optimize_for_webserver(
             DEFAULT_DB_STATEMENT_TIMEOUT, DEFAULT_POOL_RECYCLE, DEFAULT_POOL_MAX_OVERFLOW
@@ -118,7 +119,9 @@ def main(workspace: str, port: int, page: Path) -> None:
                     timeout_graceful_shutdown=_CLOSING_S,
                 )
             )
-            threading.Thread(target=_end_with, args=(given_up, server), daemon=True).start()
+            threading.Thread(
+                target=_look_after, args=(context, given_up, server), daemon=True
+            ).start()
             sys.stdout.write(f"Open http://127.0.0.1:{port}/?{TOKEN}={token}  (Ctrl-C stops it)\n")
             sys.stdout.flush()
             server.run(sockets=[listener])
@@ -148,13 +151,13 @@ def _code_servers(instance: dg.DagsterInstance, workspace: str) -> Iterator[str]
 
 
 @contextmanager
-def _daemon(instance: dg.DagsterInstance, workspace: str) -> Iterator[threading.Event]:
+def _daemon(workspace: str) -> Iterator[threading.Event]:
     """Keep Dagster's daemon going: sensors, schedules and the queue of runs.
 
     Runs are processes of their own and go on without it. Yields what is set once it has died too often.
     """
     stop, given_up = threading.Event(), threading.Event()
-    keeper = threading.Thread(target=_keep, args=(instance, workspace, stop, given_up))
+    keeper = threading.Thread(target=_keep, args=(workspace, stop, given_up))
     keeper.start()
     try:
         yield given_up
@@ -163,12 +166,10 @@ def _daemon(instance: dg.DagsterInstance, workspace: str) -> Iterator[threading.
         keeper.join()
 
 
-def _keep(
-    instance: dg.DagsterInstance, workspace: str, stop: threading.Event, given_up: threading.Event
-) -> None:
+def _keep(workspace: str, stop: threading.Event, given_up: threading.Event) -> None:
     deaths = deque[float](maxlen=_MOST_DEATHS)
     while not stop.is_set():
-        code = _run_daemon(instance, workspace, stop)
+        code = _run_daemon(workspace, stop)
         if stop.is_set():
             return
         why = f"signal {-code}" if code < 0 else f"code {code}"
@@ -186,16 +187,13 @@ def _keep(
         )
 
 
-def _run_daemon(instance: dg.DagsterInstance, workspace: str, stop: threading.Event) -> int:
-    """Run the daemon until it ends, or is to stop. Meanwhile, end runs whose process is dead."""
+def _run_daemon(workspace: str, stop: threading.Event) -> int:
+    """Run the daemon until it ends, or is to stop."""
     reading, writing = get_ipc_shutdown_pipe()
     words = ("--log-level", "info", "--shutdown-pipe", str(reading), "--workspace", workspace)
     process = open_ipc_subprocess(python("dagster._daemon", "run", *words), pass_fds=[reading])
-    looked_at = time.monotonic()
     while process.poll() is None and not stop.wait(_POLL_S):
-        if time.monotonic() - looked_at >= _RECONCILED_EVERY_S:
-            reconcile(instance)
-            looked_at = time.monotonic()
+        pass
     with suppress(OSError):  # it has ended already, so nobody reads
         send_ipc_shutdown_message(writing)
     while process.poll() is None:
@@ -207,9 +205,15 @@ def _run_daemon(instance: dg.DagsterInstance, workspace: str, stop: threading.Ev
     return process.returncode
 
 
-def _end_with(given_up: threading.Event, server: uvicorn.Server) -> None:
-    """Without its daemon the UI would look as if runs were only waiting."""
-    given_up.wait()
+def _look_after(
+    context: WorkspaceProcessContext, given_up: threading.Event, server: uvicorn.Server
+) -> None:
+    """End and retry what died, again and again; without its daemon, end the server, too."""
+    while not given_up.wait(_RECONCILED_EVERY_S):
+        # What the store or a code server refuses now, it may take the next time.
+        with suppress(dg.DagsterError, SQLAlchemyError):
+            reconcile(context.instance)
+            retry_dropped(context)
     server.should_exit = True
 
 

@@ -84,7 +84,7 @@ def test_a_daemon_that_dies_again_and_again_ends_with_an_exit_code_of_its_own(
 ):
     monkeypatch.setattr(serve, "python", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
     monkeypatch.setattr(serve, "_POLL_S", 0.01)
-    with instance_of(tmp_path) as instance, serve._daemon(instance, "workspace.yaml") as given_up:
+    with serve._daemon("workspace.yaml") as given_up:
         assert given_up.wait(60)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == serve._MOST_DEATHS

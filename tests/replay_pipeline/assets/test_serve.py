@@ -1,7 +1,6 @@
 import sys
 
 from replay_pipeline.assets import serve
-from tests.integration.processes import instance_of
 
 HARD_OF_HEARING = """
 import signal, sys
@@ -17,7 +16,7 @@ def test_a_daemon_that_loses_a_signal_is_told_again(tmp_path, monkeypatch):
     command = [sys.executable, "-c", HARD_OF_HEARING, str(tmp_path / "ready")]
     monkeypatch.setattr(serve, "python", lambda *_: command)
     monkeypatch.setattr(serve, "_TELL_AGAIN_S", 0.05)
-    with serve._daemon(instance_of(tmp_path), "workspace.yaml") as given_up:
+    with serve._daemon("workspace.yaml") as given_up:
         while not (tmp_path / "ready").exists():
             assert not given_up.is_set()
     assert not given_up.is_set()
