@@ -19,8 +19,14 @@ _TAKES_BACK = re.compile(
     r"|stash(?!\s+(?:list|show|pop|apply))|revert|switch(?!\s+-[cC])|clean|apply)\b|\bpatch\b"
 )
 """Commands that may take an edit back; a formatter, a merge or a subagent hardly does."""
-_RUNS = r"(?:\b(?:python[\d.]*|node|deno run|bun|ruby|php|bash|sh|gcc|g\+\+|cc|clang|rustc|go run|chmod)(?:\s+-?[\w=+-]+)*?\s+|\./)[^\s;|&]*"
-"""What stands before the name of a file that a command runs or compiles, which takes nothing back."""
+_PARTS = re.compile(r"&&|[;|\n]")
+_READS = re.compile(
+    r"\s*(?:\w+=\S+\s+)*(?:gcc|g\+\+|cc|clang|rustc|go (?:run|build|test|vet)|javac|tsc|conda|pip3?|pytest|python[\d.]* -m pytest"
+    r"|docker|kubectl|cat|head|tail|wc|less|grep|diff|ls|file|chmod|xxd|od)\b"
+)
+"""Programs that compile, show, or check the files that they are given."""
+_RUNS = r"(?:\b(?:python[\d.]*|node|deno run|bun|ruby|php|bash|sh)\s+|\./|<\s*)[^\s;|&]*"
+"""What stands before the name of a file that is run, or read as input."""
 _REWRITES = re.compile(
     r"\b(?:fmt|format|fix|lint|prettier|black|gofmt|goimports|isort|codegen|generate|tidy|stash"
     r"|checkout|switch|restore|reset|revert|merge|rebase|pull|cherry-pick|apply|patch|sed -i|clean)\b"
@@ -177,8 +183,18 @@ def may_take_back(call: Call, path: str) -> bool:
     if plan_of(call).keeps_files:
         return False
     name = path.rpartition("/")[2]
-    rest = re.sub(_RUNS + re.escape(name), "", command)
-    return _TAKES_BACK.search(command) is not None or name in rest
+    return _TAKES_BACK.search(command) is not None or any(
+        name in part and not _reads(part, name) for part in _PARTS.split(command)
+    )
+
+
+def _reads(part: str, name: str) -> bool:
+    """Return whether a command runs, compiles, copies, or shows a file, and does not write it."""
+    name = re.escape(name)
+    if re.search(rf"(?:>|\btee\b|\s-o|\s-i)\s*\S*{name}", part):
+        return False
+    is_source = rf"\s*cp\s.*{name}\s+\S"
+    return bool(_READS.match(part) or re.search(_RUNS + name, part) or re.match(is_source, part))
 
 
 def file_path_of(call: Call) -> str | None:

@@ -214,6 +214,13 @@ def test_no_message_is_too_odd():
         ("git reset --hard", None),
         ("git reset HEAD~1", "applied"),
         ("python undo.py cart.py", None),
+        ("python cart.py && pytest -k cart.py | tail", "applied"),
+        ("gcc -O2 -o cart x.c cart.py", "applied"),
+        ("cp cart.py old.py; chmod +x cart.py", "applied"),
+        ("./play < cart.py", "applied"),
+        ("cp old.py cart.py", None),
+        ("cat old.py > cart.py", None),
+        ("gcc x.c -o cart.py", None),
     ],
 )
 def test_an_edit_stays_made_until_something_may_have_taken_it_back(command, expected):
