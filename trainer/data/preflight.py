@@ -56,14 +56,8 @@ class Preflight:
     """Number of checked prompts."""
     n_cut_prompts: int
     """Number of checked prompts that lost anything to the budget."""
-    n_dropped_steps: int
-    """Number of session steps that all prompts lost."""
-    n_shortened_texts: int
-    """Number of long texts that lost their middle."""
-    n_smaller_tools: int
-    """Number of tools whose definition was shortened or removed."""
-    n_dropped_tokens: int
-    """Number of tokens in front of the last ones that prompts keep (`prompt_window: tail`)."""
+    cut: Cut
+    """What all prompts lost together."""
     budget_used: float | None
     """Mean share of `max_prompt_tokens` that cut prompts use."""
     refused: dict[str, int]
@@ -79,8 +73,9 @@ class Preflight:
 
     def as_report(self) -> dict[str, Any]:
         """Return the figures as JSON."""
-        hidden = ("usable", "fitting")
-        return {name: value for name, value in vars(self).items() if name not in hidden}
+        hidden = ("usable", "fitting", "cut")
+        found = {name: value for name, value in vars(self).items() if name not in hidden}
+        return found | {name: n for name, n in vars(self.cut).items() if name != "refusal"}
 
 
 def preflight(renderer: Renderer, data: PreferenceData, options: PreflightOptions) -> Preflight:
@@ -101,10 +96,7 @@ def preflight(renderer: Renderer, data: PreferenceData, options: PreflightOption
         n_cut_responses=n_cut,
         n_prompts=len(cuts),
         n_cut_prompts=sum(map(bool, cuts)),
-        n_dropped_steps=sum(cut.n_dropped_steps for cut in cuts),
-        n_shortened_texts=sum(cut.n_shortened_texts for cut in cuts),
-        n_smaller_tools=sum(cut.n_smaller_tools for cut in cuts),
-        n_dropped_tokens=sum(cut.n_dropped_tokens for cut in cuts),
+        cut=Cut(**{name: sum(getattr(cut, name) for cut in cuts) for name in COUNTED}),
         budget_used=round(sum(seen.used) / len(seen.used), 3) if seen.used else None,
         refused={
             name: n for name, of in seen.cuts.items() if (n := sum(bool(c.refusal) for _, c in of))
@@ -156,6 +148,7 @@ def look_at_pairs(
     return usable, n_identical, n_empty, n_cut
 
 
+COUNTED = ("n_dropped_steps", "n_shortened_texts", "n_smaller_tools", "n_dropped_tokens")
 TRAINED = ("pairs", "prompts", "positives")
 HELD_OUT = ("test_pairs", "test_prompts")
 
@@ -182,15 +175,6 @@ def _look_at_prompts(renderer: Renderer, data: PreferenceData) -> _Prompts:
     return seen
 
 
-def _cut_in_all(found: Preflight) -> Cut:
-    return Cut(
-        n_dropped_steps=found.n_dropped_steps,
-        n_shortened_texts=found.n_shortened_texts,
-        n_smaller_tools=found.n_smaller_tools,
-        n_dropped_tokens=found.n_dropped_tokens,
-    )
-
-
 def log_findings(found: Preflight) -> None:
     """Log the findings, as warnings where something was lost or replaced."""
     for what, how in found.rendered_as_text.items():
@@ -204,7 +188,7 @@ def log_findings(found: Preflight) -> None:
         (
             found.n_cut_prompts,
             found.n_prompts,
-            f"prompts do not fit into max_prompt_tokens: {_cut_in_all(found)}",
+            f"prompts do not fit into max_prompt_tokens: {found.cut}",
         ),
         (
             sum(found.refused.values()),
