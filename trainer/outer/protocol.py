@@ -244,12 +244,6 @@ class OuterStep:
     momentum: float = 0.5
     nesterov: bool = True
 
-    def __post_init__(self) -> None:
-        if self.lr <= 0 or not 0 <= self.momentum < 1:
-            raise TrainerConfigError(
-                f"outer lr={self.lr} must be positive, and momentum={self.momentum} must be in [0, 1)"
-            )
-
     def apply(
         self,
         theta: NDArray[np.float32],

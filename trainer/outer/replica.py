@@ -83,7 +83,7 @@ class OuterReplica(RoundLog):
     """A replica that joins a run, exchanges once per round, and survives the loss of others.
 
     Raises:
-        TrainerConfigError: The rank is out of range, or asynchronous rounds would have momentum.
+        TrainerConfigError: Asynchronous rounds would have momentum.
     """
 
     def __init__(
@@ -95,8 +95,6 @@ class OuterReplica(RoundLog):
         world_size: int,
         settings: OuterSettings | None = None,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise TrainerConfigError(f"rank {rank} is not in 0..{world_size - 1}")
         self.settings = settings = settings or OuterSettings()
         self.is_synchronous = settings.rounds == "synchronous"
         if settings.outer.momentum and not self.is_synchronous:
@@ -164,8 +162,6 @@ class OuterReplica(RoundLog):
         """
         if self._n_made is None or self.is_finished:
             raise OuterLoopError("exchange() before join(), or after the last round")
-        if weight < 1:
-            raise OuterLoopError(f"weight must be at least 1, not {weight}")
         index = self.n_trained
         self.contribute(self.theta - local, weight=weight)
         self._n_made += 1
