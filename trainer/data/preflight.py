@@ -87,6 +87,7 @@ def preflight(renderer: Renderer, data: PreferenceData, options: PreflightOption
     seen = _look_at_prompts(renderer, data)
     fitting = {name: [i for i, cut in cuts if not cut.refusal] for name, cuts in seen.cuts.items()}
     cuts = [cut for name in TRAINED for _, cut in seen.cuts[name]]
+    taken: dict[str, Any] = {name: sum(getattr(cut, name) for cut in cuts) for name in COUNTED}
     found = Preflight(
         rendered_as_text=missing,
         notes=_notes(features),
@@ -96,7 +97,7 @@ def preflight(renderer: Renderer, data: PreferenceData, options: PreflightOption
         n_cut_responses=n_cut,
         n_prompts=len(cuts),
         n_cut_prompts=sum(map(bool, cuts)),
-        cut=Cut(**{name: sum(getattr(cut, name) for cut in cuts) for name in COUNTED}),
+        cut=Cut(**taken),
         budget_used=round(sum(seen.used) / len(seen.used), 3) if seen.used else None,
         refused={
             name: n for name, of in seen.cuts.items() if (n := sum(bool(c.refusal) for _, c in of))
