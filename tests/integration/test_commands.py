@@ -59,10 +59,7 @@ def test_status_says_whose_money_it_shows(root, monkeypatch):
     work.replay(work.batches()[0])
     assert "Money of the sample's recorded teachers" in command("status", "--data", root)
     monkeypatch.setenv("REPLAY_TEACHERS", "openrouter")
-    shown = command("status", "--data", root)
-    assert "Money of real teachers" in shown
-    assert "A second ledger holds $" in shown
-    assert "REPLAY_TEACHERS=sample" in shown
+    assert "Money of real teachers" in command("status", "--data", root)
 
 
 def test_dagster_works_by_the_settings_that_ui_is_given(root, tmp_path, monkeypatch):

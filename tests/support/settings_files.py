@@ -29,12 +29,10 @@ def write_settings(root: Path, **sections: Mapping[str, Any]) -> Path:
     """
     root.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
+    defaults = {"pairs": {"min_p_better": 0}, "replay": {"ask_at": "steps"}}
+    given = {name: {**defaults.pop(name, {}), **fields} for name, fields in sections.items()}
     # First, so that what a test writes at the end belongs to its own last section.
-    sections = {
-        "pairs": {"min_p_better": 0, **sections.pop("pairs", {})},
-        "replay": {"ask_at": "steps", **sections.pop("replay", {})},
-        **sections,
-    }
+    sections = {**defaults, **given}
     for name, fields in sections.items():
         lines.append(f"[{name}]")
         lines += [f"{key} = {_toml(value)}" for key, value in fields.items()]
