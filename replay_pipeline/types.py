@@ -338,8 +338,8 @@ class LookAnswer:
     """What a client would have answered to one call of a look."""
 
     text: str
-    source: Literal["files", "log", "fixed"]
-    """Read from the files as they were, recorded for the same call, or always the same."""
+    source: Literal["files", "log", "fixed", "command"]
+    """Read from the files as they were, recorded for the same call, always the same, or run on those files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -314,15 +314,16 @@ _JOINTS = re.compile(r"&&|\|\||[;|\n&]")
 
 def acts_in_lines(text: str) -> frozenset[str]:
     """Return the consequences of commands that no parser has read: PowerShell, `cmd`, or a script cut in pieces."""
-    return frozenset(kind for words in _commands_in(text) for kind in consequence_of(words).acts)
+    return frozenset(kind for words in commands_in(text) for kind in consequence_of(words).acts)
 
 
 def only_looks_in_lines(text: str) -> bool:
     """Return whether commands that no parser has read only look."""
-    return ">" not in text and all(consequence_of(words).only_looks for words in _commands_in(text))
+    return ">" not in text and all(consequence_of(words).only_looks for words in commands_in(text))
 
 
-def _commands_in(text: str) -> Iterator[list[str]]:
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command in lines that no parser has read."""
     for piece in _JOINTS.split(text.replace("`\n", " ")):
         try:
             words = shlex.split(piece.replace("\\", "/"), comments=True)

@@ -115,6 +115,12 @@ def asking_options(project: "Project", night: str | None = None) -> "AskingOptio
     }
 
 
+def _looks_by(settings: Settings) -> Mapping[str, Any]:
+    """Return what decides how often teachers may look, and what they then see."""
+    runs = {"workspaces.execute": "commands"} if settings.workspaces.execute == "commands" else {}
+    return {"replay.max_looks": settings.replay.max_looks, **runs}
+
+
 def _asks_on(settings: Settings) -> bool:
     """Return whether teachers that only look are asked on."""
     return settings.replay.ask_at == "consequences"
@@ -141,7 +147,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
         **{f"replay.teachers.{name}": spec for name, spec in asked(teachers).items()},
         "replay.gates": gates,
         "replay.ask_at": settings.replay.ask_at,
-        **({"replay.max_looks": settings.replay.max_looks} if _asks_on(settings) else {}),
+        **(_looks_by(settings) if _asks_on(settings) else {}),
         **({"replay.asks_incomplete": True} if settings.replay.asks_incomplete else {}),
         "replay.played": settings.played,
         **shown_below(settings),

@@ -15,22 +15,27 @@ from typing import Any, NamedTuple
 import msgspec
 
 from replay_pipeline.actions import Action, Call, canonical_action
-from replay_pipeline.actions.agreement import agreement_level, agrees_at
+from replay_pipeline.actions.consequences import commands_in
 from replay_pipeline.actions.keys import consequence_of, depend
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.redaction.redactor import Redactor, placeholders_in
 from replay_pipeline.settings import redaction_salt
 from replay_pipeline.stages.project import Project
-from replay_pipeline.stages.work.trials import Hidden, is_hidden, names_of, restored
+from replay_pipeline.stages.work.trials import Hidden, is_hidden, names_of, restored, sandbox_of
 from replay_pipeline.stages.work.workspaces import Workspaces, ids_of
 from replay_pipeline.types import LookAnswer, Message, TraceState
 from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import LoggedCall
 from replay_pipeline.workspaces.tools import ToolRun
+from replay_pipeline.workspaces.verdicts import StatePlace, run_command
 
 _OF_FILES = frozenset({"Read", "Grep", "Glob"})
 _NO_TEXT = re.compile(r"\.(?:ipynb|pdf|png|jpe?g|gif|webp|bmp|ico|svg)$", re.IGNORECASE)
 """Files that a client shows in another way than by their lines."""
+_SHOW_FILES = frozenset(
+    ("cat", "head", "tail", "sed", "wc", "nl", "cut", "sort", "uniq", "grep", "jq", "cd", "echo")
+)
+_SHOW_COMMITS = frozenset(("log", "show", "blame", "ls-files", "ls-tree", "grep"))
 _WITH_TAB = re.compile(r"\s*\d+\t")
 _ARROW = re.compile(r"^( *\d+)→", re.MULTILINE)
 _TODOS = (
@@ -70,6 +75,8 @@ class LoggedLooks:
         self._lock = threading.Lock()
         self._positions: dict[str, _Position] | None = None
         self._actions: dict[int, Action] = {}
+        options = project.settings.workspaces
+        self._sandbox = sandbox_of(options) if options.execute == "commands" else None
         redacts = project.settings.ingest.is_redacted
         self._redactor = Redactor(salt=redaction_salt()) if redacts else None
 
@@ -97,7 +104,11 @@ class LoggedLooks:
         if is_hidden(arguments):
             return None
         real = canonical_action(_message(call.name, arguments), cwd=at.step.cwd)
-        found = self._seen(at, real) or _of_files(at, call.name, arguments)
+        found = (
+            self._seen(at, real)
+            or _of_files(at, call.name, arguments)
+            or self._of_command(at, call.name, arguments)
+        )
         if found is None or len(found.text) > _MOST_CHARS:
             return None
         shown = placeholders_in([json.dumps(state["messages"])])
@@ -144,11 +155,23 @@ class LoggedLooks:
             for step in steps:
                 own = self._action(step)
                 is_same = step.session == at.step.session and step.agent == at.step.agent
-                if is_same and _tells(step) and agrees_at("effect", agreement_level(own, look)):
+                # The very same: another range of lines has the same effect, and shows something else.
+                if is_same and _tells(step) and own == look:
                     return LookAnswer(text=step.text, source="log")
                 if not own.is_valid or _changes(own.calls[0], call):
                     break
         return None
+
+    def _of_command(
+        self, at: _Position, name: str, arguments: Mapping[str, Any]
+    ) -> LookAnswer | None:
+        """Return what a command prints on the files as they were, if commands may run and it tells of these alone."""
+        if self._sandbox is None or name != "Bash" or not _tells_of_files(arguments["command"]):
+            return None
+        ran = run_command(self._sandbox, StatePlace(at.history, at.step), arguments["command"])
+        if ran is None or ran.status != 0 or ran.changes or not ran.output:
+            return None
+        return LookAnswer(text=ran.output.rstrip("\n"), source="command")
 
     def _action(self, step: LoggedCall) -> Action:
         if id(step) not in self._actions:
@@ -170,6 +193,14 @@ def _tells(step: LoggedCall) -> bool:
 def _changes(call: Call, look: Call) -> bool:
     """Return whether a call may change what a look shows. Builds and tests leave files alone."""
     return depend(call, look) and not (look.name in _OF_FILES and consequence_of(call).keeps_files)
+
+
+def _tells_of_files(command: str) -> bool:
+    """Return whether all of a command's programs show what files and commits hold, and nothing of a machine."""
+    return all(
+        words[0] in _SHOW_FILES or (words[0] == "git" and words[1:2] and words[1] in _SHOW_COMMITS)
+        for words in commands_in(command)
+    )
 
 
 def _of_books(call: Call, messages: Sequence[Message]) -> str | None:

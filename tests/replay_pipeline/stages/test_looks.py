@@ -13,7 +13,7 @@ from replay_pipeline.types import SAMPLE_TEACHERS
 from tests.support.looking import call
 from tests.support.pages import data_of
 from tests.support.teachers import TeacherServer
-from tests.support.worked import Worked
+from tests.support.worked import Worked, open_to_nobody
 
 FILES = {
     "tide/high.py": "def high():\n    return 3\n",
@@ -36,9 +36,13 @@ def work(tmp_path):
     return work
 
 
-def opened(tmp_path, work, **replay):
+def opened(tmp_path, work, execute="off", **replay):
     path = work.session.write(tmp_path / "projects")
-    changes = {"ingest": {"sources": [str(path)]}, "replay": replay}
+    changes = {
+        "ingest": {"sources": [str(path)]},
+        "replay": replay,
+        "workspaces": {"execute": execute},
+    }
     pipeline = Pipeline(Settings.load(data_dir=tmp_path / "data", changes=changes))
     batches = pipeline.ingest_new() or pipeline.batches()
     return pipeline, batches[0]
@@ -90,6 +94,19 @@ def test_a_look_shows_what_was_there_then_and_what_nobody_knows_stays_open(
         ("WebFetch", {"url": "https://example.com", "prompt": "x"}),
     ):
         assert seen(looks, first, name, **arguments) is None, name
+
+
+def test_commands_that_show_files_run_where_commands_may(tmp_path, work, looks_at):
+    open_to_nobody(tmp_path)
+    pipeline, batch = opened(tmp_path, work, execute="commands")
+    first, second, _ = pipeline.asked_states([batch])
+    looks = looks_at(pipeline, [batch])
+    for state, n in ((first, 3), (second, 4)):
+        told = seen(looks, state, "Bash", command="cd tide && cat high.py | head -2")
+        assert told == (f"def high():\n    return {n}", "command")
+    assert "Begin" in seen(looks, first, "Bash", command="git log --oneline")[0]
+    for command in ("ls -la", "cat ignored.txt", "git status", "date", "curl https://example.com"):
+        assert seen(looks, first, "Bash", command=command) is None, command
 
 
 def test_nothing_of_a_file_that_no_prompt_may_show_reaches_a_teacher(tmp_path, work, looks_at):
