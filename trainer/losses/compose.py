@@ -123,7 +123,7 @@ def compose_loss(
     if "input_ids" not in batch:
         raise TrainerConfigError("the batch has no input_ids: build it with ComposerDataCollator")
     weights = {"policy": 1.0, "sdpo": alpha_sdpo, "replay": beta_replay}
-    off = _off_channels(batch, alpha_sdpo, beta_replay, replay_options, sdpo_options)
+    off = _off_channels(batch, alpha_sdpo, beta_replay, replay_options)
     for channel, reason in off.items():
         _say_once(channel, reason)
     logits_BTV = model_logits(model, batch["input_ids"], batch.get("attention_mask"))
@@ -275,7 +275,6 @@ def _off_channels(
     alpha_sdpo: float,
     beta_replay: float,
     replay: ReplayOptions,
-    sdpo: SDPOOptions,
 ) -> dict[str, str]:
     off = {}
     needed = ("response_mask", "ctx_teacher_input_ids", "ctx_teacher_response_mask")
@@ -286,8 +285,6 @@ def _off_channels(
         off["sdpo"] = f"the batch has no {', '.join(missing)} (no row has a hint?)"
     elif hinted is not None and not bool(hinted.any()):
         off["sdpo"] = "no row of the batch has a hint"
-    elif sdpo.wrapper == "taid" and sdpo.taid_t is None:
-        raise TrainerConfigError("sdpo_wrapper='taid' needs taid_t, e.g. TAIDScheduler(...).t")
     keys = ["input_ids", "response_mask"] + (["ref_logprobs"] if replay.needs_reference else [])
     needed = tuple(f"dpo_{side}_{key}" for side in ("chosen", "rejected") for key in keys)
     if beta_replay == 0.0:

@@ -307,10 +307,11 @@ def test_a_fallen_loss_moves_taid_faster_and_a_risen_one_slower():
         assert scheduler.t == pytest.approx(0.2 + step + second)
 
 
-def test_a_loss_of_zero_does_not_stop_taid():
+def test_a_loss_of_zero_or_one_that_explodes_does_not_stop_taid():
     scheduler = TAIDScheduler(10, beta=0.5)
     scheduler.update_t(0.0, 0)
     assert scheduler.update_t(0.0, 1) == pytest.approx(5e-4 * 0.5 * 0.6)
+    assert scheduler.update_t(1e9, 2) == 0.0
 
 
 @pytest.mark.parametrize(
