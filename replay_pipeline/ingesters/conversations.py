@@ -62,7 +62,8 @@ class Conversations:
                 self._tie(name, origin)
         rows = {row for turn in log.turns for row in (turn.uuid, turn.message_id) if row}
         for row in itertools.chain(rows, log.rows, log.follows):
-            self._tie(name, self._by_row.setdefault(hash(row), name))
+            if (other := self._by_row.setdefault(hash(row), name)) != name:
+                self._tie(name, other)
 
     def part(self, session_id: str, log: SessionLog) -> None:
         """Record the id under which the rows of a log are stored."""

@@ -107,7 +107,8 @@ class Cleaner:
         """Redact many texts. An empty text becomes `None`."""
         if self._redactor is None:
             return [text or None for text in texts]
-        return [self.text(text) if text else None for text in texts]
+        redact, users, known = self._redactor.text, self._users, self._known
+        return [redact(text, users=users, known=known) if text else None for text in texts]
 
     def arguments(self, text: str, strings: Iterable[str] | None = None) -> str:
         """Return the arguments as recorded, with every string redacted.

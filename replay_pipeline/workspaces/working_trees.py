@@ -25,7 +25,6 @@ _WAS_CHECKED_OUT = 10.0
 """How much it counts that git's own log of HEAD has it: only more than most evidence overrules it."""
 _HALF_LIFE_S = 3600.0
 """Others move a branch without a word in the log, so evidence grows old."""
-_MAX_CHAIN = 60
 
 
 class Evidence(msgspec.Struct, frozen=True, order=True):
@@ -156,13 +155,6 @@ class WorkingTree:
                     weight *= _FADE
 
     def _agrees(self, evidence: Evidence, commit: GitCommit) -> bool:
-        # What was seen before this commit was made was seen of one before it.
-        steps = 0
-        while commit.committed > evidence.moment + 1 and commit.parents and steps < _MAX_CHAIN:
-            parent = self.repository.commits.get(commit.parents[0])
-            if parent is None:
-                break
-            commit, steps = parent, steps + 1
         blob = self.repository.blob_id(commit.tree, evidence.path)
         return blob is not None and self.is_fitting(evidence.part, blob)
 
