@@ -190,7 +190,8 @@ class Redactor:
             redacted = self._memo[text]
         if redacted is None:
             return text
-        self.counts.update(redacted[1])
+        for kind, n in redacted[1].items():  # `update` takes five times as long
+            self.counts[kind] += n
         return redacted[0]
 
     def prepare(
