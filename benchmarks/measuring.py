@@ -40,16 +40,6 @@ def peak_mib(device: Device) -> float:
     return torch.cuda.max_memory_allocated() / 2**20
 
 
-def best_of(n_calls: int, call: Callable[[], Any], *, device: Device) -> tuple[Any, float]:
-    """The last result and the least seconds of several calls."""
-    taken_s, result = [], None
-    for _ in range(n_calls):
-        before_s = spent_s(device)
-        result = call()
-        taken_s.append(spent_s(device) - before_s)
-    return result, min(taken_s)
-
-
 def machine_of(device: Device) -> str:
     import platform
 

@@ -53,14 +53,6 @@ class Moment:
                 if isinstance(arguments, dict):
                     self.calls.append((function["name"], arguments, answers.get(call["id"], "")))
 
-    @property
-    def since_request(self) -> list[Call]:
-        """The calls since the user spoke last."""
-        messages = self.state["messages"]
-        asked = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
-        n = sum(len(m.get("tool_calls") or ()) for m in messages[asked + 1 :])
-        return self.calls[len(self.calls) - n :] if n else []
-
     def answers_to(self, *names: str) -> list[Call]:
         """The calls of these tools that did not fail, newest last."""
         return [
