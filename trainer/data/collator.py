@@ -157,12 +157,7 @@ def build_batch(
 
     With `reference`, the batch has the pair's log-probs under it, which `dpo_variant="dpo"` needs.
     Without it, use `dpo_variant="simpo"` or call `add_reference_logps`.
-
-    Raises:
-        TypeError: `rows` was passed by position, where the device belongs.
     """
-    if not isinstance(device, str | torch.device):
-        raise TypeError("name the rows: build_batch(tokenizer, rows=[...])")
     batch = ComposerDataCollator(tokenizer)(rows if rows is not None else [EXAMPLE_ROW])
     batch = {key: value.to(device) for key, value in batch.items()}
     return add_reference_logps(reference, batch) if reference is not None else batch

@@ -73,12 +73,10 @@ class PairSampler:
         """Set up.
 
         Raises:
-            DatasetError: no pairs, or not one group per pair.
+            DatasetError: no pairs.
         """
         if n_pairs < 1:
             raise DatasetError("there is no pair to sample: turn channel 3 off (beta_replay=0)")
-        if groups is not None and len(groups) != n_pairs:
-            raise DatasetError(f"{len(groups)} groups for {n_pairs} pairs")
         self.n_pairs, self.batch_size, self.seed = n_pairs, batch_size, seed
         members_of: dict[Hashable, list[int]] = {}
         for index in range(n_pairs):

@@ -60,7 +60,7 @@ class FixedBatchObjective:
         value = self.args.policy_weight * self._policy(states, batch)
         if self.args.has_preference:
             value += self.args.beta_replay * self._replay(states, batch)
-        if self.args.alpha_sdpo and self.args.teacher != "recorded" and "sdpo_mask" in batch:
+        if self.args.alpha_sdpo and "sdpo_mask" in batch:
             value += self.args.alpha_sdpo * self._distillation(states["chosen"], batch)
         self.model.train(was_training)
         return value
