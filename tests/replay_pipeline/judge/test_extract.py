@@ -179,8 +179,6 @@ def test_a_positive_says_all_that_is_known_of_it():
             "agreement_level": "exact",
             "is_distillable": True,
             "cost_usd": 0.6,
-            "n_looks": None,
-            "looks_json": None,
         }
     ]
     [stored] = positives_table(report.positives).to_pylist()
