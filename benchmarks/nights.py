@@ -90,7 +90,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     chance, killed = random.Random(7), Counter[str]()
-    with TemporaryDirectory() as name, TeacherServer(script=LOOK, latency=1.0) as server:
+    temporary = TemporaryDirectory(ignore_cleanup_errors=True)
+    with temporary as name, TeacherServer(script=LOOK, latency=1.0) as server:
         root, logs = Path(name) / "data", Path(name) / "logs"
         for n in range(options.batches):
             builder = SessionBuilder(f"night-{n}")
