@@ -167,13 +167,15 @@ def show_summary(summary: Report) -> None:
     """Show the table at the end of a run."""
     _tell_others([summary])
     train = summary["train"]
+    n_looked = summary["only_looked"]
     rows: list[tuple[str, Any]] = [
         ("sessions", f"{summary['sessions']} in {summary['batches']} batches"),
         ("states", f"{summary['states']} (of {summary['turns']} turns)"),
         (
             "calls",
-            f"{summary['calls']} now; {summary['answers'] + summary['failed_calls']} questions "
-            f"decided in all: {summary['answers']} answers, {summary['failed_calls']} failed",
+            f"{summary['calls']} now; {summary['answers'] + summary['failed_calls'] + n_looked} questions "
+            f"decided in all: {summary['answers']} answers, {summary['failed_calls']} failed"
+            + (f", {n_looked} only looked" if n_looked else ""),
         ),
         (
             "dollars",

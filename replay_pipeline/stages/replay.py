@@ -164,6 +164,7 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
         "calls": total([receipt for receipt in real if not receipt.is_reused], "n_sent"),
         "answers": total(real, "n_answers"),
         "failed_calls": total(real, "n_failed"),
+        "only_looked": total(real, "n_only_looked"),
         "answered_by_others": _others(real),
         "rehearsed_answers": total(receipts, "n_rehearsed"),
         "spent_usd": round(total(receipts, "spent_usd"), 6),
@@ -221,7 +222,9 @@ def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
     marks = {name: quantile(latencies, share) for name, share in (("p50", 0.5), ("p95", 0.95))}
     by_teacher = report["cost_by_teacher_usd"]
     return {
-        "dagster/partition_row_count": report["n_answers"] + report["n_failed"],
+        "dagster/partition_row_count": report["n_answers"]
+        + report["n_failed"]
+        + report.get("n_only_looked", 0),
         **({"made up in a rehearsal": n} if (n := report.get("n_rehearsed")) else {}),
         "calls_sent": 0 if receipt.is_reused else report["n_sent"],
         "usd": report["spent_usd"],
@@ -234,6 +237,7 @@ def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
         "cost_by_teacher": bars(by_teacher),
         "tokens": markdown_table([report["tokens"]]),
         "errors": bars(report["errors"]),
+        "only_looked": bars(report.get("only_looked") or {}),
         "not_asked": bars(report["skipped"]),
     }
 

@@ -25,6 +25,8 @@ CANNOT_LOOK = "cannot_look"
 UNFINISHED = "unfinished"
 """It waits for the next run."""
 NO_VOTES = (STILL_LOOKING, CANNOT_LOOK)
+ONLY_LOOKED = (*NO_VOTES, UNFINISHED)
+"""What a teacher that did nothing yet has in the place of an error: its calls were answered."""
 
 AnswerLooks = Callable[[TraceState, Message], Sequence[LookAnswer] | None]
 """Returns what each call of a look would have shown at a state, or None if that can't be known."""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from replay_pipeline.errors import TeacherAuthError
+from replay_pipeline.replay.ask.looks import ONLY_LOOKED
 from replay_pipeline.replay.buy.lanes import LaneQuestion
 from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.dialects.prices import usd
@@ -146,18 +147,19 @@ _REFUSALS = frozenset({"key_rejected", "forbidden", "credit_exhausted"})
 def replay_facts(report: ReplayReport) -> dict[str, Any]:
     """Return the figures of a replay as plain JSON values."""
     answered = [row for row in report.actions if row.error_code is None]
-    errors = Counter(row.error_code for row in report.actions if row.error_code is not None)
+    looked = [row for row in report.actions if row.error_code in ONLY_LOOKED]
+    failed = [row for row in report.actions if row.error_code not in (None, *ONLY_LOOKED)]
     return {
         "n_states": report.n_states,
         "n_sent": report.n_sent,
         "n_cached": report.n_cached,
         "n_answers": len(answered),
-        "n_failed": len(report.actions) - len(answered),
+        "n_failed": len(failed),
+        "n_only_looked": len(looked),
         "n_rehearsed": sum(row.is_rehearsal for row in answered),
-        "errors": dict(errors),
-        "failed_usd": round(
-            sum(row.cost_usd for row in report.actions if row.error_code) + report.unknown_usd, 9
-        ),
+        "errors": dict(Counter(row.error_code for row in failed)),
+        "only_looked": dict(Counter(row.error_code for row in looked)),
+        "failed_usd": round(sum(row.cost_usd for row in failed) + report.unknown_usd, 9),
         "spent_usd": report.spent_usd,
         "newly_spent_usd": report.newly_spent_usd,
         "unknown_usd": report.unknown_usd,

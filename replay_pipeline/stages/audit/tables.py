@@ -6,6 +6,7 @@ from typing import Any
 
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.ingesters.fidelity import OF_SESSIONS, OF_STATES, shares_by_client
+from replay_pipeline.replay.ask.looks import ONLY_LOOKED
 from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.storage.tables import DataRoot
@@ -136,7 +137,8 @@ def calls_answered(root: DataRoot, batches: Sequence[str]) -> AuditResult:
                 by_teacher.setdefault(row["teacher"], Counter()),
                 by_batch.setdefault(batch, Counter()),
             ):
-                counts[row["error_code"] or _ANSWERED] += 1
+                has_answered = row["error_code"] in (None, *ONLY_LOOKED)
+                counts[_ANSWERED if has_answered else row["error_code"]] += 1
     every: Counter[str] = sum(by_batch.values(), Counter())
     is_red = _share_failed(every) >= _MOST_FAILED or any(
         _share_failed(counts) >= _MOST_FAILED and counts.total() >= _ENOUGH_CALLS

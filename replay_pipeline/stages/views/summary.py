@@ -60,6 +60,7 @@ def summarize_night(
         "calls": total(of["replay"], "n_sent"),
         "answers": total(of["replay"], "n_answers"),
         "failed_calls": total(of["replay"], "n_failed"),
+        "only_looked": total(of["replay"], "n_only_looked"),
         "spent_usd": round(spent_usd, 6),
         "max_nightly_usd": max_nightly_usd,
         "pairs": total(of["pairs"], "n_pairs"),
