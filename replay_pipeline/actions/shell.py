@@ -1,6 +1,7 @@
 """Read from its syntax tree what a shell command does. Nothing is ever run or looked up."""
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from hashlib import blake2b
@@ -26,7 +27,17 @@ _SHORT_BYTES = 250
 _MAX_REPORTS = 60
 """Steps of the parser, in its own unit; real commands take up to three."""
 
-_PARSER = Parser(Language(tree_sitter_bash.language()))
+_BASH = Language(tree_sitter_bash.language())
+
+
+class _OwnParser(threading.local):
+    """A parser for each thread: one that two threads use at once crashes the process."""
+
+    def __init__(self) -> None:
+        self.parser = Parser(_BASH)
+
+
+_OWN = _OwnParser()
 CHAIN = frozenset({"list", "pipeline", "redirected_statement", "negated_command"})
 """Kinds of nodes that join commands. Their order says what binds to what."""
 REDIRECTS = frozenset({"file_redirect", "heredoc_redirect", "herestring_redirect"})
@@ -55,17 +66,18 @@ def parsed(source: bytes) -> Tree:
     Raises:
         UnreadableError: the command does not parse, or not in bounded time.
     """
+    parser = _OWN.parser
     if len(source) <= _SHORT_BYTES:
-        return _PARSER.parse(source)
+        return parser.parse(source)
     n_reports = count()
     gives_up = lambda _, has_error: has_error or next(n_reports) >= _MAX_REPORTS  # noqa: E731
-    _PARSER.reset()
+    parser.reset()
     try:
-        return _PARSER.parse(lambda offset, _point: source[offset:], progress_callback=gives_up)
+        return parser.parse(lambda offset, _point: source[offset:], progress_callback=gives_up)
     except ValueError as error:
         raise UnreadableError from error
     finally:
-        _PARSER.reset()
+        parser.reset()
 
 
 def joined_pipes(node: Node) -> Iterator[tuple[str, list[PipeCommand]]]:

@@ -2,6 +2,7 @@
 
 import random
 import subprocess
+import sys
 from collections import defaultdict
 
 import pytest
@@ -109,3 +110,28 @@ def test_commands_with_equal_plans_do_the_same_in_bash(tmp_path):
             wrong.append(printed)
     assert len(shared) == 160
     assert not wrong, "\n".join(map(repr, wrong))
+
+
+IN_THREADS = """
+from threading import Thread
+
+from replay_pipeline.actions.shell import parsed_plan
+
+
+def read(thread):
+    for number in range(150):
+        one = f"echo '{thread} {number}' | grep -n {number} > out.txt && cat <<'EOF'\\nx {thread}\\nEOF\\n"
+        parsed_plan(";".join([one] * (number % 11)), "/a")
+
+
+threads = [Thread(target=read, args=(number,)) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_read_commands_at_once():
+    done = subprocess.run([sys.executable, "-c", IN_THREADS], check=False, timeout=300)
+    assert done.returncode == 0
