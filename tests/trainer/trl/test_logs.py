@@ -25,7 +25,7 @@ def logged(composer, model, tmp_path, **settings):
         {**row, "weight": 0.25 + 0.5 * i, "balance": 1 - i / 24} for i, row in enumerate(rows_of(3))
     ]
     trainer = composer(model=copy.deepcopy(model), pairs=rows, output=tmp_path, **ALL | settings)
-    file = MetricsFile(tmp_path / "metrics.jsonl", trainer.composer, None)
+    file = MetricsFile(tmp_path / "metrics.jsonl", trainer.composer)
     trainer.add_callback(file)
     trainer.train()
     return [row for row in file.rows if "train/train_runtime" not in row]
