@@ -16,14 +16,15 @@ from tests.support.settings_files import write_settings
 
 pytestmark = pytest.mark.slow
 
-LOOK = {
+# What no session of the sample does: some begin with a plain `ls`.
+ELSEWHERE = {
     "role": "assistant",
     "content": "",
     "tool_calls": [
         {
             "id": "c",
             "type": "function",
-            "function": {"name": "Bash", "arguments": '{"command":"ls"}'},
+            "function": {"name": "Bash", "arguments": '{"command":"ls /srv"}'},
         }
     ],
 }
@@ -42,7 +43,9 @@ def run(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Complet
 
 def test_the_control_figure_goes_with_the_dataset(tmp_path):
     states = ClaudeCodeIngester().ingest(PROJECT)
-    answers = {s["state_id"]: {openrouter_name(s["student_model"] or ""): LOOK} for s in states}
+    answers = {
+        s["state_id"]: {openrouter_name(s["student_model"] or ""): ELSEWHERE} for s in states
+    }
     with TeacherServer(answers) as server:
         data = tmp_path / "d"
         student = {

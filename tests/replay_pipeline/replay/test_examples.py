@@ -15,7 +15,7 @@ def test_examples_of_functions_that_ask_teachers(name, tmp_path, monkeypatch):
     assert attempted >= 4
 
 
-@pytest.mark.parametrize("name", ["replay.money.database", "replay.ask.control"])
+@pytest.mark.parametrize("name", ["replay.ask.control", "replay.dialects.wellformed"])
 def test_examples_of_small_functions(name):
     module = import_module(f"replay_pipeline.{name}")
     assert doctest.testmod(module, optionflags=doctest.ELLIPSIS) == (0, 1)
