@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120
 
 _SERVE = """
 import asyncio, json, os, pathlib, sys, threading, httpx_aiohttp
@@ -27,6 +29,8 @@ def work(job):
         return
     states = make_states(job["n"], n_sessions=job["n"], words=job.get("words", 40))
     looks = {"looks": answer_looks} if job.get("looks") else {}
+    if "without" in job:
+        del states[slice(*job["without"])]
     made = {
         "states": [{**state, "tools": TOOLS} for state in states] if looks else states,
         "teachers": [TeacherSpec(**job["teacher"])],
@@ -79,11 +83,17 @@ class Nursery:
 
     def start(self, **job):
         """Start a job: `how` is `async` (`asyncio.run`), `thread` (as a command does) or `open`."""
-        return int(self._say(job))
+        self._tell(job)
+        return int(self._process.stdout.readline())
 
     def wait(self, pid):
         """Wait until a job has ended; give its exit code, negative for a signal."""
-        return int(self._say({"wait": pid}))
+        self._tell({"wait": pid})
+        if not select.select([self._process.stdout], [], [], PATIENCE_S)[0]:
+            os.kill(pid, signal.SIGKILL)
+            self._process.stdout.readline()
+            raise AssertionError(f"job {pid} had not ended after {PATIENCE_S} s")
+        return int(self._process.stdout.readline())
 
     def has_ended(self, pid):
         """Whether a job has ended; it is still to be waited for."""
@@ -98,10 +108,9 @@ class Nursery:
         os.kill(pid, signal.SIGKILL)
         return self.wait(pid)
 
-    def _say(self, job):
+    def _tell(self, job):
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        return self._process.stdout.readline()
 
 
 @contextmanager
@@ -115,7 +124,7 @@ def nursery():
         running.stdin.close()
 
 
-def until(what, patience_s=120):
+def until(what, patience_s=PATIENCE_S):
     """Wait for something that depends on what was sent, not on how fast this machine is."""
     deadline = time.monotonic() + patience_s
     while not what():

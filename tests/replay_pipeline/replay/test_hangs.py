@@ -325,19 +325,19 @@ def test_after_a_kill_it_is_said_when_the_next_run_goes_on(tmp_path, children):
 
 def test_two_runs_at_once_on_one_ledger_each_report_their_own_dollars(tmp_path, children):
     with TeacherServer(script={"content": "yes " * 50}, latency=0.2) as server:
+        common = {"n": 90, "usd": 0.05, "concurrency": 4}
+        # Whoever is first sends what both ask for; each has 30 states of its own.
         plans = [
-            job(server, tmp_path / "l", n=120, usd=0.05, concurrency=4, told=str(tmp_path / name))
-            for name in ("one", "other")
+            job(server, tmp_path / "l", **common, told=str(tmp_path / name), without=without)
+            for name, without in (("one", (60, 90)), ("other", (30, 60)))
         ]
-        assert [children.wait(child) for child in [children.start(**plan) for plan in plans]] == [
-            0,
-            0,
-        ]
+        started = [children.start(**plan) for plan in plans]
+        assert [children.wait(child) for child in started] == [0, 0]
         bill = server.bill()
     told = [json.loads((tmp_path / name).read_text()) for name in ("one", "other")]
-    assert all(0 < usd <= 0.05 for usd, _ in told)
+    assert all(0 < usd <= 0.05 and n >= 30 for usd, n in told), told
     assert sum(usd for usd, _ in told) == pytest.approx(bill.total_nano / 1e9)
-    assert sum(n for _, n in told) == bill.n_charged == 120
+    assert sum(n for _, n in told) == bill.n_charged == 90
 
 
 # --- side files, and runs whose names begin alike
