@@ -2,6 +2,8 @@
 
 import gc
 import os
+import signal
+import tempfile
 import uuid
 from collections.abc import Generator
 from pathlib import Path
@@ -20,6 +22,10 @@ os.environ.update(
 )
 # The scanner's compiled rules, for processes with a home folder of their own: two seconds each.
 os.environ.setdefault("KF_RULE_CACHE_DIR", str(Path.home() / ".cache" / "kingfisher"))
+
+# A shell starts background jobs deaf to Ctrl-C, and so would be all programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,6 +80,18 @@ def unread_by_datasets() -> Generator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dataset, "BLOCKING", {**dataset.BLOCKING, "dataset_loads": loaded})
         yield
+
+
+@pytest.fixture
+def open_path() -> Generator[Path]:
+    """A folder that every user may enter: of root, the box runs as nobody.
+
+    It is none of pytest's, whose common folder every start of pytest closes to others again.
+    """
+    with tempfile.TemporaryDirectory(prefix="open-") as name:
+        path = Path(name).resolve()
+        path.chmod(0o755)
+        yield path
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from replay_pipeline.types import SAMPLE_TEACHERS
 from tests.support.looking import call
 from tests.support.pages import data_of
 from tests.support.teachers import TeacherServer
-from tests.support.worked import Worked, open_to_nobody
+from tests.support.worked import Worked
 
 FILES = {
     "tide/high.py": "def high():\n    return 3\n",
@@ -23,9 +23,9 @@ FILES = {
 
 
 @pytest.fixture
-def work(tmp_path):
+def work(open_path):
     """Read, edit, look at the status, edit the other file, and end; its folder is that of a person."""
-    work = Worked(tmp_path / "home" / "mira" / "tides")
+    work = Worked(open_path / "home" / "mira" / "tides")
     work.begin(FILES)
     work.read("tide/high.py")
     work.edit("tide/high.py", "return 3", "return 4")
@@ -97,7 +97,6 @@ def test_a_look_shows_what_was_there_then_and_what_nobody_knows_stays_open(
 
 
 def test_commands_that_show_files_run_where_commands_may(tmp_path, work, looks_at):
-    open_to_nobody(tmp_path)
     pipeline, batch = opened(tmp_path, work, execute="commands")
     first, second, _ = pipeline.asked_states([batch])
     looks = looks_at(pipeline, [batch])

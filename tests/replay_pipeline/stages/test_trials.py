@@ -14,7 +14,7 @@ from replay_pipeline.types import TeacherAction
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
 from replay_pipeline.workspaces.verdicts import Judge
 from tests.support.votes import extract_pairs
-from tests.support.worked import Worked, open_to_nobody
+from tests.support.worked import Worked
 
 FILES = {
     "tide/high.py": "def high():\n    return 3\n",
@@ -23,8 +23,8 @@ FILES = {
 
 
 @pytest.fixture
-def work(tmp_path):
-    work = Worked(tmp_path / "tides")
+def work(open_path):
+    work = Worked(open_path / "tides")
     work.begin(FILES)
     work.read("tide/high.py")
     work.read("tide/low.py")
@@ -148,7 +148,6 @@ def test_the_pipeline_tries_answers_to_redacted_prompts_only_when_told_to(tmp_pa
 
 
 def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, work):
-    open_to_nobody(tmp_path)
     state = work.edit("tide/low.py", "return 1", "return 2")
     answers = {
         "qwen": message("Bash", command="sed -i 's/return 3/return 4/' tide/high.py"),
@@ -166,11 +165,10 @@ def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, 
 CHECKED = FILES | {"test_tide.py": "from tide.high import high\nassert high() == 4, high()\n"}
 
 
-def test_what_the_projects_check_says_is_evidence_for_a_pair(tmp_path):
+def test_what_the_projects_check_says_is_evidence_for_a_pair(tmp_path, open_path):
     """One edit mends the test, one leaves it as it was, and one breaks a test that passed."""
     sandbox = Sandbox(limits=CommandLimits(disk_bytes=20_000_000))
-    open_to_nobody(tmp_path)
-    work = Worked(tmp_path / "tides")
+    work = Worked(open_path / "tides")
     work.begin(CHECKED)
     work.read("tide/high.py")
     work.read("tide/low.py")

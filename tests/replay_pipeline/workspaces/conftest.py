@@ -1,21 +1,11 @@
 """The box that commands run in."""
 
 import copy
-import os
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
-
-
-@pytest.fixture(autouse=True)
-def _open_to_the_box(tmp_path: Path) -> None:
-    """Let everybody read the test's own folders: of root, the box runs as nobody."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.geteuid() and "pytest-of-" in str(folder):
-            folder.chmod(0o755)
 
 
 @pytest.fixture(scope="module")

@@ -46,9 +46,9 @@ def test_the_network_is_not_there(in_box):
     assert {line.split(":")[0].strip() for line in ran.output.splitlines() if "0:" in line or "lo:" in line} <= {"lo"}  # fmt: skip
 
 
-def test_home_and_environment_are_not_there(in_box, tmp_path, monkeypatch):
+def test_home_and_environment_are_not_there(in_box, open_path, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-or-of-this-user")
-    secret = tmp_path / "secret"
+    secret = open_path / "secret"
     secret.write_text("of this user")
     ran = in_box(
         f"env; cat {secret} ~/.ssh/* /etc/passwd /etc/shadow; ls /home /root {Path.home()}"
@@ -202,8 +202,8 @@ def test_setuid_programs_give_nothing(in_box):
     assert ran.output.splitlines()[-1] == str(os.geteuid() or 65_534)
 
 
-def test_links_out_of_the_tree_lead_nowhere(in_box, tmp_path):
-    target = tmp_path / "target"
+def test_links_out_of_the_tree_lead_nowhere(in_box, open_path):
+    target = open_path / "target"
     target.write_text("mine\n")
     ran = in_box(
         f"ln -s {target} link; echo over > link; ln -s / top; ln -s ../../../../etc/passwd p"
@@ -216,16 +216,14 @@ def test_links_out_of_the_tree_lead_nowhere(in_box, tmp_path):
     }
 
 
-def test_folders_that_are_named_can_be_read_and_not_written(box, tmp_path):
-    shared = Path(tmp_path.parent)  # pytest's own folders are closed to others
-    tool = tmp_path / "bin" / "tide"
+def test_folders_that_are_named_can_be_read_and_not_written(box, open_path):
+    tool = open_path / "bin" / "tide"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho high\n")
-    for folder in (tool, tool.parent, tmp_path, shared, shared.parent, shared.parent.parent):
-        if folder != Path("/tmp"):
-            folder.chmod(0o755)
-    mounted = Sandbox(limits=box.limits, mounts=[tmp_path])
-    ran = mounted.run(f"tide; touch {tmp_path}/x", root="/w", files={}, cwd="/w")
+    for each in (tool, tool.parent):
+        each.chmod(0o755)
+    mounted = Sandbox(limits=box.limits, mounts=[open_path])
+    ran = mounted.run(f"tide; touch {open_path}/x", root="/w", files={}, cwd="/w")
     assert ran.output.startswith("high\n")
     assert "Read-only file system" in ran.output
 
@@ -236,13 +234,12 @@ def test_without_its_program_it_says_what_to_do(monkeypatch, tmp_path):
         Sandbox()
 
 
-def test_a_program_that_may_not_make_a_box_is_refused_at_once(monkeypatch, tmp_path):
-    program = tmp_path / "bwrap"
+def test_a_program_that_may_not_make_a_box_is_refused_at_once(monkeypatch, open_path):
+    program = open_path / "bwrap"
     program.write_text(
         "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2; exit 1\n"
     )
     program.chmod(0o755)
-    tmp_path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{open_path}:/usr/bin:/bin")
     with pytest.raises(ConfigError, match="commands cannot be run in bubblewrap here"):
         Sandbox()

@@ -9,7 +9,7 @@ from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import read_log
 from replay_pipeline.workspaces.sandbox import CommandLimits, Ran
 from replay_pipeline.workspaces.verdicts import CheckedFiles, Judge, StatePlace, TriedCall
-from tests.support.worked import Worked, open_to_nobody
+from tests.support.worked import Worked
 
 FILES = {
     "tide/high.py": "def high():\n    return 3\n",
@@ -33,9 +33,8 @@ def at_last_state(tmp_path, work):
 
 
 @pytest.fixture
-def work(tmp_path):
-    open_to_nobody(tmp_path)
-    work = Worked(tmp_path / "tides")
+def work(open_path):
+    work = Worked(open_path / "tides")
     work.begin(FILES)
     work.read("tide/high.py")
     work.read("test_tide.py")
