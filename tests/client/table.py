@@ -32,14 +32,13 @@ def measured(lab: Lab, version: str, name: str) -> Count:
 
 def lines_of(table: dict[str, dict[str, Count]]) -> list[str]:
     """Return the table as lines of Markdown, in percent."""
-    names = list(CONVERSATIONS)
-    head = ["version", *names, "all"]
-    lines = [" | ".join(head), "|".join("---" for _ in head)]
+    lines = ["| version | equal | least, in |", "|---|---|---|"]
     for version, counts in table.items():
         whole = [sum(count[n] for count in counts.values()) for n in range(2)]
-        cells = [_cell(counts[name]) if name in counts else "" for name in names]
-        lines.append(" | ".join([version, *cells, f"**{_cell(whole)}**"]))
-    return [f"| {line} |" if "---" not in line else f"|{line}|" for line in lines]
+        name = min(counts, key=lambda each: counts[each][0] / max(counts[each][1], 1))
+        least = f"{_cell(counts[name])}, {name}" if _cell(counts[name]) != "100" else "–"
+        lines.append(f"| {version} | **{_cell(whole)}** | {least} |")
+    return lines
 
 
 def _cell(count: Count) -> str:
