@@ -38,6 +38,9 @@ class _OwnParser(threading.local):
 
 
 _OWN = _OwnParser()
+_ASCII = bytes(range(128)) + b"%" * 128
+"""The grammar's scanner looks every character up in C's table of 256, and crashes at one far beyond. A `%` is as little
+a letter, a digit, or a blank as they are."""
 CHAIN = frozenset({"list", "pipeline", "redirected_statement", "negated_command"})
 """Kinds of nodes that join commands. Their order says what binds to what."""
 REDIRECTS = frozenset({"file_redirect", "heredoc_redirect", "herestring_redirect"})
@@ -66,7 +69,7 @@ def parsed(source: bytes) -> Tree:
     Raises:
         UnreadableError: the command does not parse, or not in bounded time.
     """
-    parser = _OWN.parser
+    parser, source = _OWN.parser, source.translate(_ASCII)
     if len(source) <= _SHORT_BYTES:
         return parser.parse(source)
     n_reports = count()

@@ -132,6 +132,23 @@ for thread in threads:
 """
 
 
-def test_threads_read_commands_at_once():
-    done = subprocess.run([sys.executable, "-c", IN_THREADS], check=False, timeout=300)
+IN_EVERY_SCRIPT = """
+from replay_pipeline.actions.shell import parsed_plan
+
+for code in range(0x80, 0x110000, 499):
+    if not 0xD800 <= code < 0xE000:
+        sign = chr(code)
+        parsed_plan(f"t+h*{sign}{{{sign}:P {sign}=1 ${sign} $(({sign})) {sign}[0]=a", "/a")
+"""
+
+
+@pytest.mark.parametrize("program", [IN_THREADS, IN_EVERY_SCRIPT], ids=["threads", "scripts"])
+def test_no_command_crashes_the_process(program):
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=300)
     assert done.returncode == 0
+
+
+def test_a_sign_of_any_script_is_part_of_its_word():
+    plan = shell_plan("echo 'a' 变量=1 > ü🎉.txt", "/a")
+    assert plan.effect == shell_plan('echo "a"  变量=1 >ü🎉.txt', "/a").effect
+    assert plan.effect != shell_plan("echo 'a' 变量=1 > ü🎈.txt", "/a").effect
