@@ -30,9 +30,12 @@ def command(folder: Path, *words: str) -> tuple[str, str]:
 
 
 def table_rows(text: str) -> dict[str, str]:
-    return {
-        name.strip(): words.strip() for name, words in re.findall(r"^│ (\w+) +│(.+)│$", text, re.M)
-    }
+    rows: dict[str, str] = {}
+    name = ""
+    for begins, words in re.findall(r"^│ (\w*) +│(.+)│$", text, re.M):
+        name = begins or name  # a long row goes on below, without its name
+        rows[name] = " ".join([rows[name], words.strip()] if not begins else [words.strip()])
+    return rows
 
 
 def demo(folder: Path) -> tuple[dict, str]:
