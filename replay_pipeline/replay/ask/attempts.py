@@ -36,7 +36,13 @@ from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.dialects.client import Client, Reply
 from replay_pipeline.replay.dialects.open_router import KEPT_S
 from replay_pipeline.replay.dialects.prices import Price, usd
-from replay_pipeline.replay.dialects.replies import NO_COMPLETION, OTHER_MODEL, Answer, Failure
+from replay_pipeline.replay.dialects.replies import (
+    MALFORMED,
+    NO_COMPLETION,
+    OTHER_MODEL,
+    Answer,
+    Failure,
+)
 from replay_pipeline.replay.dialects.requests import with_recorded_names
 from replay_pipeline.replay.dialects.sizes import Learned
 from replay_pipeline.replay.money.bills import BookedCost, judged, replayed_bound, token_problem
@@ -173,8 +179,7 @@ _N_FIRST = 3
 was asked; and so many replies in a row that are none end it."""
 _MOST_FRUITLESS = 20
 """After so many calls in a row that were lost, or met no such model, a teacher is asked no more."""
-_MALFORMED = ("malformed_call", "malformed_arguments")
-_LEAST_MALFORMED = 10
+_LEASTMALFORMED = 10
 """From so many answers with calls that can't be read on, their share decides."""
 _ANY = "*"
 _CHOSEN_FOR_YOU = re.compile(r"^(openrouter/|@)")
@@ -305,9 +310,9 @@ class Dispatcher:
         if isinstance(outcome, Answer):
             self._n_fruitless[name] = 0
             self._n_answers[name] += 1
-            self._n_malformed[name] += outcome.error_code in _MALFORMED
+            self._n_malformed[name] += outcome.error_code in MALFORMED
             n, n_answers = self._n_malformed[name], self._n_answers[name]
-            if n >= _LEAST_MALFORMED and 2 * n > n_answers:
+            if n >= _LEASTMALFORMED and 2 * n > n_answers:
                 told = (
                     f"{n} of {n_answers} answers hold calls that can't be read: serve the model with "
                     f"the parser of its own calls ({outcome.error_message})"

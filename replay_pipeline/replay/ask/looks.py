@@ -58,11 +58,9 @@ class Looks:
         action = row.action
         if self.answer is None or step.then or step.ended_by or row.error_code or action is None:
             return
-        if purpose_of(canonical_action(action)) is None:
-            return
-        tools = state.get("tools")
-        if not canonical_action(action, cwd=state.get("cwd"), tools=tools or None).is_valid:
-            return  # no client could answer it
+        tools = state.get("tools") or None
+        if purpose_of(canonical_action(action, cwd=state.get("cwd"), tools=tools)) is None:
+            return  # it acts, or no client could carry it out
         if len(step.looks) >= self.most:
             step.ended_by = STILL_LOOKING
         elif (answers := self.answer(state, action)) is None:

@@ -184,6 +184,8 @@ LASTING_CODES = frozenset(
 NO_COMPLETION = "no_completion"
 """The code of a reply that no chat endpoint sends."""
 OTHER_MODEL = "other_model"
+MALFORMED = ("malformed_call", "malformed_arguments")
+"""Errors of an answer whose calls its model wrote so that nobody can carry them out."""
 """The code of a first answer that came from another model than the requested one."""
 
 _CONTEXT_WORDS = re.compile(

@@ -24,6 +24,7 @@ from replay_pipeline.judge.verdict import MARGIN, USUAL, Scored, judged, verdict
 from replay_pipeline.pages.costs import turn_usd
 from replay_pipeline.pages.public_scores import words_of_scores
 from replay_pipeline.replay import Estimate, estimate, openrouter_name, replay_in_thread
+from replay_pipeline.replay.dialects.replies import MALFORMED
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.replay import accounts, who_answers_looks
@@ -41,8 +42,6 @@ _INSTRUCTIONS = re.compile(
     re.DOTALL,
 )
 """Where Claude Code shows a project's own instructions."""
-_UNREADABLE = ("malformed_call", "malformed_arguments")
-"""Errors of an answer that its model wrote so that nobody can carry it out."""
 
 
 class _Place(NamedTuple):
@@ -247,6 +246,16 @@ def _asked_as(project: Project, name: str, model: str) -> TeacherSpec:
     return base.model_copy(update={"name": name, "model": model, "is_distillable": False})
 
 
+def _states(project: Project, places: Sequence[_Place]) -> Sequence[TraceState]:
+    """Return the states of some decisions. Each is built on access."""
+    return project.states(project.root.batches("states")).of([place.number for place in places])
+
+
+def _terms(teachers: Sequence[TeacherSpec]) -> list[str]:
+    """Accept all terms: the answers measure and are never trained on, so none on training apply."""
+    return [each for teacher in teachers for each in (teacher.name, teacher.model)]
+
+
 def _ask(
     project: Project,
     places: Sequence[_Place],
@@ -259,8 +268,7 @@ def _ask(
     Raises:
         ConfigError: there are instructions, and none of the prompts has a place for them.
     """
-    numbers = [place.number for place in places]
-    states: Sequence[TraceState] = project.states(project.root.batches("states")).of(numbers)
+    states = _states(project, places)
     if instructions is not None:
         shown = list(states)
         states = [instructed(state, instructions) for state in shown]
@@ -279,8 +287,7 @@ def _ask(
             ledger=project.settings.ledger_url(),
             looks=looks,
             max_looks=project.settings.replay.max_looks,
-            # The answers measure and are never trained on, so no terms on training apply.
-            accepted_terms=[each for teacher in teachers for each in (teacher.name, teacher.model)],
+            accepted_terms=_terms(teachers),
             max_concurrency=project.settings.replay.max_concurrency,
             retry=project.settings.replay.retry,
             **accounts(project),
@@ -349,7 +356,7 @@ def _judge(
     agent_usd: Mapping[str, float],
 ) -> None:
     """Judge the answers at some decisions."""
-    states = project.states(project.root.batches("states")).of([place.number for place in places])
+    states = _states(project, places)
     for place, state in zip(places, states, strict=True):
         own = answers.get((place.state_id, candidate.name))
         if own is None:
@@ -382,7 +389,7 @@ def _judge(
 
 def _read(row: TeacherAction, state: TraceState) -> Action | None:
     """Return an answer's action, which may be invalid; None for a call that failed."""
-    if row.error_code in _UNREADABLE:
+    if row.error_code in MALFORMED:
         return Action(invalid_reason=row.error_code)
     return read_answer(row, cwd=state.get("cwd"), tools=state.get("tools"))
 
@@ -452,13 +459,11 @@ def verdict_estimate(
     agent, places = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
     with project.teachers(project.root.batches("states")) as teachers:
         candidate, panel = models_of(project, teachers, model, agent)
-        numbers = [place.number for place in sorted(places)]
-        states = project.states(project.root.batches("states")).of(numbers)
         found = estimate(
-            states,
+            _states(project, sorted(places)),
             [candidate, *panel],
             ledger=project.settings.ledger_url(),
-            accepted_terms=[each for one in (candidate, *panel) for each in (one.name, one.model)],
+            accepted_terms=_terms([candidate, *panel]),
             **accounts(project),
         )
     return found, words_of_scores(agent, {candidate.name: candidate.model})
