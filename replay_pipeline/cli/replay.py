@@ -151,12 +151,12 @@ def verdict(
     yet. Without MODEL, it shows what the answers and the results of your sessions tell already. That is free.
     """
     from replay_pipeline.stages.budget import verdict as verdicts
-    from replay_pipeline.stages.views.page import compare, results_by_model
+    from replay_pipeline.stages.views.page import compare
 
     with progress_bars() as on_progress:
         work = open_pipeline(settings, data, teachers=teachers, on_progress=on_progress)
         if model is None:
-            found = {**compare(work), "results": results_by_model(work)}
+            found = compare(work)
         elif only_estimate:
             cost, words = verdicts.verdict_estimate(
                 work, model, than=than, cohort=cohort, n_decisions=size

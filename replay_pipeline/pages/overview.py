@@ -1,5 +1,6 @@
 """Totals over all sessions by day, project, model, tool, and outcome, added up one session at a time."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -246,6 +247,39 @@ def _dearest(sessions: Iterable[Facts]) -> list[tuple[str, float]]:
     """Return the title and the total of the conversations that cost most."""
     found = sorted(sessions, key=lambda each: -each["total_usd"])
     return [(each["title"], each["total_usd"]) for each in found if each["has_bill"]][:_MOST_DEAR]
+
+
+def results_by_model(sessions: Iterable[Facts]) -> list[dict[str, Any]]:
+    """Return what conversations with a known result cost by the model that wrote them, the cheapest success first.
+
+    Args:
+        sessions: the facts of all sessions, subagents among them.
+
+    Returns:
+        By model: `n` conversations with a result, `n_resolved`, their cost with subagents as `usd`, and
+        `usd_per_resolved`, None without a success.
+    """
+    wrote: dict[str, set[str]] = {}
+    resolved: dict[str, bool] = {}
+    usd: Counter[str] = Counter()
+    for facts in sessions:
+        name = facts["conversation"]
+        usd[name] += facts["cost_usd"]
+        if facts["parent"] is None:
+            wrote.setdefault(name, set()).update(facts["models"])
+        if facts["result"] is not None:
+            resolved[name] = facts["result"] == RESULTS[True]
+    found: dict[str, dict[str, Any]] = {}
+    for name, is_resolved in resolved.items():
+        models = wrote.get(name, set())
+        model = min(models) if len(models) == 1 else "several models"
+        row = found.setdefault(model, {"model": model, "n": 0, "n_resolved": 0, "usd": 0.0})
+        row["n"] += 1
+        row["n_resolved"] += is_resolved
+        row["usd"] += usd[name]
+    for row in found.values():
+        row["usd_per_resolved"] = row["usd"] / row["n_resolved"] if row["n_resolved"] else None
+    return sorted(found.values(), key=lambda row: (row["usd_per_resolved"] or math.inf, -row["n"]))
 
 
 def _by_project(sessions: Iterable[Facts]) -> list[dict[str, Any]]:

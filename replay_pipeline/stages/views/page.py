@@ -1,8 +1,6 @@
 """Show a data root as a page: its sessions, answers, pairs, dataset, and training."""
 
 import json
-import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from replay_pipeline.pages import (
 )
 from replay_pipeline.pages.costs import Row
 from replay_pipeline.pages.look import ALL_DAYS, Days, SessionRows
-from replay_pipeline.pages.overview import SessionTotals
+from replay_pipeline.pages.overview import SessionTotals, results_by_model
 from replay_pipeline.pages.training import training_shown
 from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.settings import Settings
@@ -58,43 +56,16 @@ def write_page_of(
 
 
 def compare(project: Project) -> dict[str, Any]:
-    """Return how often each teacher took the agent's action, and its cost, as the page shows them."""
+    """Return how often each teacher took the agent's action, and its cost, as the page shows them.
+
+    `results` has what conversations with a known result cost by the model that wrote them.
+    """
     rows, compared, sums = _SessionRows(project), Comparison(), SessionTotals()
     for session, turns, states in rows.sessions():
         facts = sums.add(session, turns, states)
         compared.add(facts, turns, states, rows.answered(states))
-    return compared.figures(_accuracy(project)) or {"teachers": []}
-
-
-def results_by_model(project: Project) -> list[dict[str, Any]]:
-    """Return what conversations with a known result cost by the model that wrote them, the cheapest success first.
-
-    Returns:
-        By model: `n` conversations with a result, `n_resolved`, their cost with subagents as `usd`, and
-        `usd_per_resolved`, None without a success.
-    """
-    sums = SessionTotals()
-    wrote: dict[str, set[str]] = {}
-    resolved: dict[str, bool] = {}
-    usd: Counter[str] = Counter()
-    for session, turns, states in _SessionRows(project).sessions():
-        name, facts = session["conversation"], sums.add(session, turns, states)
-        usd[name] += facts["cost_usd"]
-        if facts["parent"] is None:
-            wrote.setdefault(name, set()).update(facts["models"])
-        if session["is_resolved"] is not None:
-            resolved[name] = session["is_resolved"]
-    found: dict[str, dict[str, Any]] = {}
-    for name, is_resolved in resolved.items():
-        models = wrote.get(name, set())
-        model = min(models) if len(models) == 1 else "several models"
-        row = found.setdefault(model, {"model": model, "n": 0, "n_resolved": 0, "usd": 0.0})
-        row["n"] += 1
-        row["n_resolved"] += is_resolved
-        row["usd"] += usd[name]
-    for row in found.values():
-        row["usd_per_resolved"] = row["usd"] / row["n_resolved"] if row["n_resolved"] else None
-    return sorted(found.values(), key=lambda row: (row["usd_per_resolved"] or math.inf, -row["n"]))
+    figures = compared.figures(_accuracy(project)) or {"teachers": []}
+    return {**figures, "results": results_by_model(sums.sessions)}
 
 
 def _accuracy(project: Project) -> dict[str, float]:
