@@ -165,6 +165,14 @@ class Answers:
             if all(self._file(path.name, name).exists() for name in CATEGORIES)
         )
 
+    def readable(self) -> list[str]:
+        """Return the models whose answers can nearly all be read."""
+        return [
+            model
+            for model in self.models()
+            if share(a.calls is None for a in self.of(model).values()) <= MOST_UNREADABLE
+        ]
+
     def of(self, model: str) -> dict[str, Answered]:
         """Return a model's answers by the id of their question."""
         if model not in self._read:
@@ -386,17 +394,29 @@ def fitted(
     truth: Callable[[Candidate], bool],
     weights: np.ndarray | None = None,
 ) -> Coefficients:
-    """Return the logistic regression of what is true on what holds, by Newton's method with a ridge."""
-    names = sorted({name for each in found for name in each.held})
+    """Return the logistic regression of what is true of candidates on what holds of them."""
+    held = [each.held for each in found]
+    return regression(held, [truth(each) for each in found], weights)
+
+
+def regression(
+    held: Sequence[Mapping[str, float]],
+    true: Sequence[bool],
+    weights: np.ndarray | None = None,
+    *,
+    ridge_of_always: float = 0.01,
+) -> Coefficients:
+    """Return the logistic regression of `true` on what holds, by Newton's method with a ridge."""
+    names = sorted({name for each in held for name in each})
     places = {name: place for place, name in enumerate(names)}
-    x = np.zeros((len(found), len(names)))
-    for row, each in enumerate(found):
-        x[row, [places[name] for name in each.held]] = list(each.held.values())
-    y = np.array([truth(each) for each in found], float)
-    w = np.ones(len(found)) if weights is None else weights
+    x = np.zeros((len(held), len(names)))
+    for row, each in enumerate(held):
+        x[row, [places[name] for name in each]] = list(each.values())
+    y = np.array(true, float)
+    w = np.ones(len(held)) if weights is None else weights
     b, ridge = np.zeros(len(names)), np.full(len(names), _L2)
-    ridge[places["always"]] = 0.01
-    for _ in range(30):
+    ridge[places["always"]] = ridge_of_always
+    for _ in range(40):
         p = 1 / (1 + np.exp(-x @ b))
         slope = x.T @ (w * (y - p)) - ridge * b
         step = np.linalg.solve((x * (w * p * (1 - p))[:, None]).T @ x + np.diag(ridge), slope)
@@ -589,11 +609,7 @@ def main() -> None:
     parser.add_argument("--learn", action="store_true")
     given = parser.parse_args()
     answers, asked = Answers(given.answers), questions(given.questions)
-    models = [
-        model
-        for model in answers.models()
-        if share(a.calls is None for a in answers.of(model).values()) <= MOST_UNREADABLE
-    ]
+    models = answers.readable()
     teachers = [model for model in TEACHERS if model in models]
     rng, draws = random.Random(given.seed), []
     agents = rng.sample(models, min(given.agents, len(models)))

@@ -28,16 +28,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.real_models import (
-    MOST_UNREADABLE,
     Answers,
     maker,
     message_of,
     questions,
+    regression,
     share,
     state_of,
 )
@@ -58,11 +56,7 @@ class World:
     """The answers of all models that can be read, as actions."""
 
     def __init__(self, answers: Answers, asked: Mapping[str, dict[str, Any]]) -> None:
-        self.models = [
-            model
-            for model in answers.models()
-            if share(a.calls is None for a in answers.of(model).values()) <= MOST_UNREADABLE
-        ]
+        self.models = answers.readable()
         self.keys = sorted(asked)
         self.answers = answers
         first = answers.of(self.models[0])
@@ -110,25 +104,7 @@ def learned(world: World, without: Collection[str], seed: int = 1) -> dict[str, 
             others = [world.action(name, key) for name in panel]
             held.append(features(world.action(model, key), others, *world.prompt(key)))
             right.append(world.is_right(model, key))
-    return _fitted(held, right)
-
-
-def _fitted(held: Sequence[Mapping[str, float]], right: Sequence[bool]) -> dict[str, float]:
-    names = sorted({name for each in held for name in each})
-    places = {name: place for place, name in enumerate(names)}
-    x, y = np.zeros((len(held), len(names))), np.array(right, float)
-    for row, each in enumerate(held):
-        x[row, [places[name] for name in each]] = list(each.values())
-    b = np.zeros(len(names))
-    for _ in range(40):
-        p = 1 / (1 + np.exp(-x @ b))
-        step = np.linalg.solve(
-            (x * (p * (1 - p))[:, None]).T @ x + np.eye(len(names)), x.T @ (y - p) - b
-        )
-        b += np.clip(step, -2, 2)
-        if np.abs(step).max() < 1e-6:
-            break
-    return dict(zip(names, map(float, b), strict=True))
+    return regression(held, right, ridge_of_always=1.0)
 
 
 def draw(world: World, rng: random.Random, size: int, known: dict[Any, Any]) -> dict[str, Any]:
@@ -143,17 +119,13 @@ def draw(world: World, rng: random.Random, size: int, known: dict[Any, Any]) -> 
     if makers not in known:
         known[makers] = learned(world, makers)
 
-    def right(held: Mapping[str, float]) -> float:
-        logit = math.fsum(known[makers].get(name, 0.0) * x for name, x in held.items())
-        return 1 / (1 + math.exp(-logit))
-
     found = verdict(
         judged(
             world.action(candidate, key),
             world.action(agent, key),
             [world.action(name, key) for name in panel],
             *world.prompt(key),
-            right=right,
+            coefficients=known[makers],
         )
         for key in rng.sample(keys, size)
     )

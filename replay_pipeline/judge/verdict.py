@@ -10,7 +10,7 @@ sequences"), and what such scores are wrong by, however many there are (`SYSTEMA
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -126,9 +126,9 @@ def _is_same(one: Action, other: Action) -> bool:
     return agrees_at("effect", agreement_level(one, other))
 
 
-def p_right(held: Mapping[str, float]) -> float:
-    """Return how likely an answer is right of which `features` hold."""
-    model = _learned()
+def p_right(held: Mapping[str, float], coefficients: Mapping[str, float] | None = None) -> float:
+    """Return how likely an answer is right of which `features` hold, by default by the shipped coefficients."""
+    model = _learned() if coefficients is None else coefficients
     return 1 / (1 + math.exp(-math.fsum(model.get(name, 0.0) * x for name, x in held.items())))
 
 
@@ -139,7 +139,7 @@ def judged(
     tools: Sequence[Tool] = (),
     messages: Sequence[Message] = (),
     *,
-    right: Callable[[Mapping[str, float]], float] = p_right,
+    coefficients: Mapping[str, float] | None = None,
 ) -> Scored:
     """Score the answers of two models at one state by the answers of others.
 
@@ -149,10 +149,12 @@ def judged(
         panel: valid actions of other models, at least one.
         tools: the tools of the state.
         messages: its prompt.
-        right: how likely an answer is right by its features.
+        coefficients: by which `p_right` goes.
     """
     scores = [
-        right(features(each, panel, tools, messages)) if each.is_valid else 1 - SUREST
+        p_right(features(each, panel, tools, messages), coefficients)
+        if each.is_valid
+        else 1 - SUREST
         for each in (candidate, agent)
     ]
     if _is_same(candidate, agent):
