@@ -85,7 +85,3 @@ def test_a_run_that_dies_too_often_ends(command, tmp_path):
     )
     assert doomed.code == 2
     assert "the run died 1 times" in doomed.errors
-
-
-LEARNING_RATE = 1e6
-"""So large that the step itself is read off the new weights to the last digit."""
