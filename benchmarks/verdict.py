@@ -2,7 +2,7 @@
 
     python benchmarks/verdict.py ANSWERS QUESTIONS [--draws 300] [--size 150] [--seed 7] [--json FILE] [--learn]
 
-ANSWERS and QUESTIONS are those of `benchmarks/real_models.py`. So often as --draws says, two models are drawn as agent
+ANSWERS and QUESTIONS are those of `benchmarks/scored_answers.py`. So often as --draws says, two models are drawn as agent
 and candidate, three of other makers as the panel, and --size questions. The product's verdict sees their answers alone; how
 likely an answer is right is learned again without the makers of both. Printed is how often the interval
 holds the true difference of their scores over all questions, how often the sign is right where they differ by .05 or more,
@@ -30,15 +30,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.real_models import (
-    Answers,
-    maker,
-    message_of,
-    questions,
-    regression,
-    share,
-    state_of,
-)
+from benchmarks.real_models import regression
+from benchmarks.scored_answers import Answers, maker, message_of, questions, share, state_of
 from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
 from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.errors import IngestError
