@@ -149,13 +149,13 @@ class Buyer:
         self._once: dict[int, Poll] = {}
         """Polls of states that stopped because the cheapest teacher took the agent's action."""
         self._explored_once: set[int] = set()
-        self._n_explored = self._n_outvoted = 0
+        self._n_outvoted, self._n_against = 0, 0.0
         self._is_rich: bool | None = None
 
     @property
     def doubts_first(self) -> bool:
         """Return whether the cheapest teacher copies the agent, so that a second one is asked to confirm."""
-        return copies_agent(self._n_explored, self._n_outvoted)
+        return copies_agent(self._n_outvoted, self._n_against)
 
     def next_round(self, left_usd: float) -> list[Choice]:
         """Return the questions of the next round, as many as `left_usd` should pay for.
@@ -171,10 +171,11 @@ class Buyer:
         """Record the votes at a state so far, and the cost of each teacher's call."""
         if self._policy.is_in_turn:
             self._polls[state] = poll
-            if state in self._explored_once and not self._left_at(state):
-                self._explored_once.discard(state)
-                self._n_explored += 1
-                self._n_outvoted += poll.is_outvoted
+            if not self._left_at(state) and poll.is_outvoted:
+                if not poll.is_taken:
+                    self._n_against += self._policy.explored
+                elif state in self._explored_once:
+                    self._n_outvoted += 1
         for teacher, cost_usd in paid_usd.items():
             self._paid_usd[teacher] += cost_usd
 

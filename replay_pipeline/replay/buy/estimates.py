@@ -329,7 +329,7 @@ class _Answered:
         self.labels: dict[int, list[int]] = {}
         """By state, what the answers of its first teachers did."""
         self.counts: dict[_Context, Counter[int]] = defaultdict(Counter)
-        self._n_explored = self._n_outvoted = 0
+        self._n_outvoted, self._n_against = 0, 0.0
         self._options = ExtractOptions(
             level=plan.policy.level, count_own_family=plan.policy.count_own_family
         )
@@ -378,13 +378,11 @@ class _Answered:
             self.counts[_context(place, at)][option] += 1
             at = _moved(at, option, is_own=self.kin[state][place])
             labels.append(option)
-        if (
-            labels[:1] == [_WITH_AGENT]
-            and len(labels) == len(self.order)
-            and plan.policy.explores(plan.states[state]["state_id"])
-        ):
-            self._n_explored += 1
-            self._n_outvoted += poll.is_outvoted
+        if labels and len(labels) == len(self.order) and poll.is_outvoted:
+            if labels[0] != _WITH_AGENT:
+                self._n_against += plan.policy.explored
+            elif plan.policy.explores(plan.states[state]["state_id"]):
+                self._n_outvoted += 1
         self.labels[state] = labels
         book = AnswerBook(self._options)
         book.file(answers)
@@ -403,7 +401,7 @@ class _Answered:
     @property
     def doubts_first(self) -> bool:
         """Return whether a run would ask a second teacher to confirm what the first one has."""
-        return copies_agent(self._n_explored, self._n_outvoted)
+        return copies_agent(self._n_outvoted, self._n_against)
 
     def right(self) -> dict[str, Any]:
         """Return the shares of right pairs, lessons, and positives, and what to say of the teachers."""
