@@ -35,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import Traces, ingest
+from replay_pipeline.ingesters.harness import HarnessStore
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import parse_gates
 from replay_pipeline.replay.buy import buying

@@ -38,6 +38,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
+from trainer.data.types import PairRow
 from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, outer_preset
 from trainer.losses.channels import distillation_per_token, replay_per_pair
 from trainer.model.loading import with_adapter
@@ -46,7 +47,6 @@ from trainer.outer.codecs import CODECS
 from trainer.outer.exchange import RoundReport
 from trainer.outer.parameters import ParameterVector
 from trainer.settings import PeftOptions, SharedSettings
-from trainer.types import PairRow
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -61,12 +61,12 @@ def make_trainer(sizes: dict[str, Any], settings: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
     from trainer.data.dataset import load_preference_data
+    from trainer.data.hints import hint_for_row
     from trainer.data.rendering import Renderer
     from trainer.data.rewards import as_trl_reward, consensus_reward
     from trainer.data.rollouts import student_rollouts
     from trainer.data.tiny import corpus, train_tokenizer
     from trainer.data.tokens import requests_of
-    from trainer.hints import hint_for_row
     from trainer.trl.config import ComposerConfig
     from trainer.trl.run import without_upstream_warnings
     from trainer.trl.trainer import ComposerReplicationTrainer

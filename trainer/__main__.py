@@ -196,7 +196,7 @@ def _inspect(arguments: Sequence[str]) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     options = parser.parse_args(arguments)
     with uncollected():
-        from trainer.shown import inspected, inspected_text  # noqa: PLC0415 - loads torch
+        from trainer.engines.shown import inspected, inspected_text  # noqa: PLC0415 - loads torch
 
     try:
         values = read_config(options.config or _default(options.overrides), options.overrides)

@@ -21,11 +21,11 @@ import pyarrow as pa
 
 from replay_pipeline.actions.windows import CLEARED_RESULT, WindowPolicy, merged_users, parse_window
 from replay_pipeline.errors import ConfigError, SchemaError
-from replay_pipeline.harness import Filled, FoundHarness, HarnessStore, Moment
-from replay_pipeline.harness.harness import fill
-from replay_pipeline.harness.neutral import system_prompt
 from replay_pipeline.ingesters.attachments import numbers_in
 from replay_pipeline.ingesters.corpus import ingest
+from replay_pipeline.ingesters.harness import Filled, FoundHarness, HarnessStore, Moment
+from replay_pipeline.ingesters.harness.harness import fill
+from replay_pipeline.ingesters.harness.neutral import system_prompt
 from replay_pipeline.ingesters.sent import messages_of, system_of, tool_of
 from replay_pipeline.ingesters.tool_schemas import (
     ToolLearner,

@@ -19,8 +19,8 @@ import pyarrow as pa
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.harness import HarnessStore
 from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_from
+from replay_pipeline.ingesters.harness import HarnessStore
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.receipts import ALL, FOLDER, Overview, Receipts, hash_texts
 from replay_pipeline.stages.shown import harnesses_of

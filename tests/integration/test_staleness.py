@@ -17,7 +17,7 @@ from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.records import sync
 from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.assets.resources import PipelineResource
-from replay_pipeline.harness import Harness, HarnessStore
+from replay_pipeline.ingesters.harness import Harness, HarnessStore
 from replay_pipeline.pages.pairs import FORMAT
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain

@@ -19,7 +19,7 @@ import torch
 from trainer.data.budget import sides_of
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message
-from trainer.types import Message, PromptRow
+from trainer.data.types import Message, PromptRow
 
 Agreement = Callable[[Message, Message], str | None]
 

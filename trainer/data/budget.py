@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from trainer.data.template import LEFT_OUT, with_object_arguments
-from trainer.types import Message, Tool
+from trainer.data.types import Message, Tool
 
 FILES = ("file_path", "path", "notebook_path", "filePath", "target_file")
 """Arguments that name a file."""

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from trainer.data.budget import sides_of
+from trainer.data.hints import HintFunction, hint_for_row
 from trainer.data.rendering import Renderer
 from trainer.data.sampler import weight_of
 from trainer.data.template import Tokenizer
-from trainer.hints import HintFunction, hint_for_row
+from trainer.data.types import PairRow
 from trainer.losses.compose import Batch, PairForward, pair_logps
-from trainer.types import PairRow
 
 logger = logging.getLogger(__name__)
 

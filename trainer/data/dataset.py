@@ -19,8 +19,8 @@ from datasets.utils import logging as datasets_logging
 from trainer.data.budget import sides_of
 from trainer.data.sampler import weight_of
 from trainer.data.template import with_object_arguments
+from trainer.data.types import Message, PairRow, PositiveRow, PromptRow
 from trainer.errors import DatasetError
-from trainer.types import Message, PairRow, PositiveRow, PromptRow
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from trainer.data.acting import Agreement, consensus_rate, general_loss
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.rewards import agreement, canonical_calls
+from trainer.data.types import Message, PairRow, PromptRow
 from trainer.losses.compose import PairForward, pair_logps
-from trainer.types import Message, PairRow, PromptRow
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
 

@@ -40,8 +40,8 @@ from trainer.data.tokens import (
     prompt_request,
     response_request,
 )
+from trainer.data.types import Message, Tool
 from trainer.errors import DatasetError
-from trainer.types import Message, Tool
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.data.types import Message
 from trainer.errors import TrainerConfigError
-from trainer.types import Message
 
 RowReward = Callable[[Message, Mapping[str, Any]], float]
 """A function from an assistant message and its dataset row to a reward, at most 1.0."""

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from trainer.data.budget import sides_of
 from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
+from trainer.data.types import Message
 from trainer.errors import DatasetError
 from trainer.losses.compose import response_token_logps
-from trainer.types import Message
 
 Decision = dict[str, Any]
 """A state with a recorded action. Its keys are `prompt`, `tools`, `hint`, `state_id`, `session_id`,

@@ -28,8 +28,8 @@ from jinja2 import meta
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from trainer.data.types import Message, Tool
 from trainer.errors import DatasetError, TrainerConfigError
-from trainer.types import Message, Tool
 
 CALL_FORM = '<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
 LEFT_OUT = "[earlier messages are left out]"

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from trainer.data.budget import Cut, needs_of, sides_of
-from trainer.hints import HintFunction
-from trainer.types import Message, Tool
+from trainer.data.hints import HintFunction
+from trainer.data.types import Message, Tool
 
 if TYPE_CHECKING:
     from trainer.data.dataset import PreferenceData  # reads what `rendering` makes

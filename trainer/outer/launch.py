@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from trainer.data.folders import sole_writer
 from trainer.errors import (
     BudgetReachedError,
     LeaseHeldError,
@@ -27,7 +28,6 @@ from trainer.errors import (
     TrainerConfigError,
     TrainerError,
 )
-from trainer.folders import sole_writer
 from trainer.outer.environment import variables_named
 from trainer.outer.executors.base import (
     USERS_ERROR,

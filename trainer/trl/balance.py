@@ -15,9 +15,9 @@ import torch
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.evaluation import preference_score
 from trainer.data.sampler import preference_weight
+from trainer.data.types import PairRow
 from trainer.model.pair_forward import PairForward
 from trainer.trl.config import ComposerConfig
-from trainer.types import PairRow
 
 
 @dataclass(frozen=True, kw_only=True)

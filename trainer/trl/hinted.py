@@ -13,8 +13,8 @@ from torch import Tensor
 from trl.trainer.utils import pad
 
 from trainer.data.budget import sides_of
+from trainer.data.hints import HintFunction
 from trainer.data.rendering import Renderer
-from trainer.hints import HintFunction
 from trainer.losses.channels import SDPOOptions
 from trainer.losses.taid import TAIDScheduler
 from trainer.trl.config import ComposerConfig

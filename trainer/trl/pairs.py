@@ -25,6 +25,7 @@ from trainer.data.sampler import (
     preference_weight,
     weight_of,
 )
+from trainer.data.types import PairRow
 from trainer.losses.channels import replay_per_pair
 from trainer.losses.compose import PairLogps
 from trainer.model.packing import tree_pair_logps, trees_of
@@ -32,7 +33,6 @@ from trainer.model.pair_forward import PairForward, choose_pair_forward, longest
 from trainer.model.scoring import chunked_pair_logps
 from trainer.model.tree_layout import PackedTree
 from trainer.trl.config import ComposerConfig
-from trainer.types import PairRow
 
 Passes = list[tuple[slice, Callable[[], PairLogps]]]
 """The forward passes of a batch of pairs: the pairs of each pass, and the function that runs it."""

@@ -26,6 +26,8 @@ from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.evaluation import EvaluationCost, evaluate
+from trainer.data.folders import sole_writer
+from trainer.data.hints import hint_for_row
 from trainer.data.rendering import RENDERING_FILE, Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
@@ -33,8 +35,6 @@ from trainer.data.rollouts import RecordedRollouts, student_rollouts
 from trainer.data.tiny import pretrain
 from trainer.data.tokens import requests_of
 from trainer.errors import DatasetError, TrainerConfigError, TrainerError
-from trainer.folders import sole_writer
-from trainer.hints import hint_for_row
 from trainer.model.loading import (
     fresh_tokenizer,
     load_model,

@@ -26,11 +26,12 @@ from trl.trainer.utils import pad
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import checked_rows
+from trainer.data.folders import STATE_FILE
+from trainer.data.hints import HintFunction, hint_for_row
 from trainer.data.rollouts import RecordedRollouts, replay_rollouts
 from trainer.data.tokens import TokenStore
+from trainer.data.types import PairRow
 from trainer.errors import DivergedError, TrainerConfigError
-from trainer.folders import STATE_FILE
-from trainer.hints import HintFunction, hint_for_row
 from trainer.model.causal_lm import has_plain_head
 from trainer.model.packing import trees_of
 from trainer.trl.config import ComposerConfig
@@ -47,7 +48,6 @@ from trainer.trl.forward import (
 from trainer.trl.hinted import HOST, ROLLOUT, HintChannel, on_host
 from trainer.trl.pairs import PairChannel, Passes, at_epoch, passes_of
 from trainer.trl.teacher import Teacher, make_teacher
-from trainer.types import PairRow
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from replay_pipeline.harness import Harness, HarnessStore
+from replay_pipeline.ingesters.harness import Harness, HarnessStore
 
 if TYPE_CHECKING:
     from replay_pipeline.stages.project import Project
@@ -25,7 +25,7 @@ def record_harness(
         ConfigError: the client can't be started, sent no request, or doesn't name its version.
         StorageError: the harness can't be written.
     """
-    from replay_pipeline.harness.record import record
+    from replay_pipeline.ingesters.harness.record import record
 
     harness = record(command, agent=agent, version=version, timeout_s=timeout_s)
     place = HarnessStore(project.root.path).keep(harness)

@@ -11,12 +11,12 @@ import pytest
 
 from replay_pipeline.errors import TrainError
 from replay_pipeline.stages.work.trainer_process import TRAINER_LOCK, TrainerJob, run_trainer
-from trainer.folders import LOCK_FILE
+from trainer.data.folders import LOCK_FILE
 
 ROOT = Path(__file__).parents[3]
 TRAIN = """
 import pathlib, sys, time
-from trainer.folders import sole_writer
+from trainer.data.folders import sole_writer
 output = pathlib.Path(sys.argv[1])
 print("step 1", flush=True)
 with sole_writer(output):

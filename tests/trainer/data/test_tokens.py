@@ -6,9 +6,9 @@ from tests.trainer.published import rows_of
 from trainer.data import tokens
 from trainer.data.budget import sides_of
 from trainer.data.dataset import PreferenceData
+from trainer.data.hints import hint_for_row
 from trainer.data.rendering import Renderer
 from trainer.data.tokens import requests_of
-from trainer.hints import hint_for_row
 
 BUDGETS = {"max_prompt_tokens": 250, "max_response_tokens": 8}
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.data.folders import STATE_FILE
 from trainer.errors import TrainerConfigError
-from trainer.folders import STATE_FILE
 from trainer.settings import RunConfig
 
 

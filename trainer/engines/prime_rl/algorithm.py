@@ -21,9 +21,9 @@ from renderers.base import create_renderer, load_tokenizer
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.types import AssistantMessage, UserMessage
 
+from trainer.data.hints import hint_for_row
 from trainer.engines.handover import TokenizedPairs, read_reference, write_reference
 from trainer.errors import AlignmentError, DatasetError, TrainerConfigError
-from trainer.hints import hint_for_row
 from trainer.losses.channels import PREFERENCE_NUMBERS, ReplayOptions
 from trainer.losses.credit import replay_credit
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.dataset import load_preference_data
+from trainer.data.folders import sole_writer
+from trainer.data.hints import hint_for_row
 from trainer.engines.handover import (
     check_startable,
     make_renderer,
@@ -20,8 +22,6 @@ from trainer.engines.handover import (
 )
 from trainer.engines.settings_file import read_settings
 from trainer.errors import DatasetError, TrainerConfigError
-from trainer.folders import sole_writer
-from trainer.hints import hint_for_row
 from trainer.losses.channels import PREFERENCE_NUMBERS
 from trainer.settings import RunConfig, SharedSettings, overlaid
 

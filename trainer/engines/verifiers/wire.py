@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.data.types import Message, Tool
 from trainer.errors import DatasetError
-from trainer.types import Message, Tool
 
 
 def flat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

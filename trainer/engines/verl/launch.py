@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.data.folders import sole_writer
 from trainer.engines.settings_file import read_settings
 from trainer.engines.verl.options import PluginOptions, verl_environment
 from trainer.engines.verl.prepare import PreparedRun, prepare
 from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
-from trainer.folders import sole_writer
 from trainer.settings import RunConfig
 
 logger = logging.getLogger(__name__)

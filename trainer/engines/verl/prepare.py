@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from trainer.data.budget import sides_of
 from trainer.data.dataset import PreferenceData, load_preference_data
+from trainer.data.hints import hint_for_row
 from trainer.data.rendering import Renderer
 from trainer.engines.capabilities import VERL
 from trainer.engines.handover import (
@@ -24,7 +25,6 @@ from trainer.engines.handover import (
 )
 from trainer.engines.verl.options import BACKEND, VARIABLE, PluginOptions, plugin_options
 from trainer.errors import TrainerConfigError
-from trainer.hints import hint_for_row
 from trainer.settings import RunConfig, overlaid
 
 logger = logging.getLogger(__name__)

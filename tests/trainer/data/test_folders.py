@@ -11,20 +11,20 @@ import pytest
 
 from tests.trainer.programs import start_ranks
 from trainer.__main__ import main
+from trainer.data.folders import LOCK_FILE, sole_writer
 from trainer.errors import FolderInUseError, TrainerConfigError
-from trainer.folders import LOCK_FILE, sole_writer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HOLD = """
 import pathlib, sys, time
-from trainer.folders import sole_writer
+from trainer.data.folders import sole_writer
 with sole_writer(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """
 FORK = """
 import os, pathlib, sys, time
-from trainer.folders import sole_writer
+from trainer.data.folders import sole_writer
 with sole_writer(pathlib.Path(sys.argv[1])):
     if os.fork() == 0:
         print(os.getpid(), flush=True)

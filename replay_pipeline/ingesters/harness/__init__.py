@@ -5,6 +5,12 @@ started against a server on loopback, and sends its complete request. `harness.p
 and where, `record.py` how it is recorded, `neutral.py` the prompt of states without a harness.
 """
 
-from replay_pipeline.harness.harness import Filled, FoundHarness, Harness, HarnessStore, Moment
+from replay_pipeline.ingesters.harness.harness import (
+    Filled,
+    FoundHarness,
+    Harness,
+    HarnessStore,
+    Moment,
+)
 
 __all__ = ["Filled", "FoundHarness", "Harness", "HarnessStore", "Moment"]

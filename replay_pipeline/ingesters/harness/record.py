@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.harness.harness import OF_THE_MODEL, Harness, slug_of, words_of_day
+from replay_pipeline.ingesters.harness.harness import OF_THE_MODEL, Harness, slug_of, words_of_day
 from replay_pipeline.storage.processes import variables
 from replay_pipeline.types import Tool
 

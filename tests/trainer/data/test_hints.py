@@ -1,6 +1,6 @@
 import pytest
 
-from trainer.hints import (
+from trainer.data.hints import (
     Hint,
     JudgeHints,
     hint_for_row,
