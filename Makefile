@@ -15,8 +15,9 @@ unexport PYTHONDONTWRITEBYTECODE
 FRAMEWORKS ?= $(patsubst tests/frameworks/%/,%,$(wildcard tests/frameworks/[a-z]*/))
 ENVIRONMENTS := .venv-frameworks
 
+TESTS := test-trainer test-pipeline
 CHECKS := check-pipeline check-trainer check-replay check-whole check-static
-.PHONY: install demo real-model dollar dollar-quick test test-wheel test-browser test-client test-real test-engines test-ray test-recipes screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model dollar dollar-quick test $(TESTS) test-wheel test-browser test-client test-real test-engines test-ray test-recipes screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -58,9 +59,18 @@ ui: $(VENV)/.demo-installed
 	$(BIN)/replay-pipeline ui --demo
 
 # A file's tests run on one worker, so that what they share is made once. On two cores four more workers
-# have them while the others wait for a server to start or a process to end.
+# have them while the others wait for a server to start or a process to end. The trainer's are a run of their
+# own, since every worker loads all files of its run; both share the programs that are loaded already.
+export TEST_RUN := $(or $(TEST_RUN),$(shell date +%s%N))
+PARALLEL := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --testrunuid=$(TEST_RUN)
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder
+	@$(MAKE) --no-print-directory --keep-going -j 2 $(TESTS)
+
+test-trainer: $(STAMP)
+	$(PARALLEL) -n 2 tests/trainer
+
+test-pipeline: $(STAMP)
+	$(PARALLEL) -n 4 --ignore=tests/trainer
 
 # The wheel in environments that pip makes, without extras and with the trainer's: two gigabytes, so it is
 # not part of `make test`, which has the same tests with packages that are there already.

@@ -178,13 +178,6 @@ def test_with_the_trainer_alone_the_commands_go_as_far_as_a_model(with_trainer, 
 
 
 @pytest.mark.slow
-def test_the_demo_shows_pairs_before_anything_but_the_base_is_installed(command, tmp_path):
-    shown = command("demo", "--until-pairs").stdout
-    assert "Pairs to look at first" in shown
-    assert (tmp_path / "demo" / "look" / "index.html").exists()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [

@@ -12,7 +12,6 @@ from replay_pipeline.assets.records import sync
 from replay_pipeline.publish import newest
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.stages.receipts import now
 from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.storage.store import as_path, files_below
 from replay_pipeline.testing.sample import SESSIONS_DIR
@@ -102,17 +101,6 @@ def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path, monkey
     for folder in (home, tmp_path / "here"):
         for path in folder.rglob("*"):
             assert not path.is_file() or b"planted-secret" not in path.read_bytes(), path
-
-
-def test_another_machine_goes_on_where_one_stopped(s3, tmp_path):
-    one = Pipeline(settings_at("s3://bucket/shared", tmp_path / "one"))
-    for batch in one.ingest_new():
-        one.replay(batch)
-    two = Pipeline(settings_at("s3://bucket/shared", tmp_path / "two"))
-    began = now()
-    by_hand(two)
-    fresh = {r.stage for r in two.receipts.all(since=began) if not r.is_reused}
-    assert fresh == {"pairs", "normalize", "publish"}
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

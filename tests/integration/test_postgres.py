@@ -1,6 +1,5 @@
 """Dagster's records and the ledger on a real PostgreSQL server."""
 
-import shutil
 from datetime import UTC, datetime
 
 import dagster as dg
@@ -9,13 +8,12 @@ import pytest
 from replay_pipeline.assets.automation import nightly_replay
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.instance import open_instance, prepare_home
-from replay_pipeline.assets.records import sync
 from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.stages.views.status import status_of
 from tests.postgres import fresh_database, running_postgres
-from tests.roots import pipeline_at, project_root, run_batches
+from tests.roots import pipeline_at, project_root
 
 pytestmark = pytest.mark.slow
 
@@ -71,18 +69,6 @@ def test_a_night_is_planned_run_and_recorded_on_the_server(database, root):
     assert database not in "".join(
         path.read_text("utf-8", "replace") for path in root.rglob("*") if path.is_file()
     )
-
-
-def test_a_lost_home_and_an_empty_database_are_filled_again_by_sync(database, root, server):
-    work = pipeline_at(root)
-    run_batches(work)
-    n_done = len(list(work.receipts.all()))
-    assert sync(work) == n_done
-    shutil.rmtree(root / ".dagster")
-    assert sync(work) == 0
-    with open_instance(work) as instance:
-        shown = instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
-        assert shown == set(work.batches())
 
 
 def test_a_run_on_another_machine_is_left_alone(database, root):

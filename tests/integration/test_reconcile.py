@@ -17,7 +17,7 @@ from replay_pipeline.assets.instance import open_instance, ui_command
 from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.testing import TeacherServer
 from replay_pipeline.testing.sample import ANSWERS_FILE
-from tests.integration.processes import materialize, wait_until
+from tests.integration.processes import wait_until
 from tests.roots import pipeline_at, served_root
 from tests.support.dagster_web import free_port, launch_batch, process_tree, sign_in
 
@@ -55,30 +55,6 @@ def wait_for_the_end(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
     while is_running(start.get_dagster_event().pid, since=start.timestamp):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-@pytest.mark.slow
-def test_a_killed_run_worker_leaves_no_run_and_no_slot_behind(tmp_path):
-    root = tmp_path / "data"
-    with TeacherServer(ANSWERS_FILE, latency=60.0) as server:
-        batch = prepare(root, server)
-        home = str(root / ".dagster")
-        worker = materialize(root, "teacher_actions", batch=batch, start_new_session=True)
-        with dg.DagsterInstance.from_config(home) as instance:
-            wait_until(lambda: claimed(instance), worker)
-            with open_instance(pipeline_at(root)):
-                (run,) = instance.get_runs()
-                assert run.status == dg.DagsterRunStatus.STARTED, "a living run is left alone"
-            worker.kill()
-            worker.wait(60)
-            wait_for_the_end(instance, run)
-            assert claimed(instance) == {run.run_id}
-            with open_instance(pipeline_at(root)) as again:
-                (ended,) = again.get_runs()
-                assert ended.status == dg.DagsterRunStatus.FAILURE
-                assert not claimed(again)
-                (event,) = again.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
-                assert "run the same batches again" in event.message
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,11 @@ from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.records import sync
 from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.assets.resources import PipelineResource
-from replay_pipeline.ingesters.harness import Harness, HarnessStore
 from replay_pipeline.pages.pairs import FORMAT
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.budget.spending import stale_work
 from replay_pipeline.stages.staleness import declared
-from replay_pipeline.storage.schemas import WRITTEN_BY
 from replay_pipeline.types import SAMPLE_TEACHERS, TeacherSpec
 from tests.integration.processes import instance_of
 from tests.roots import PROJECT, Pipeline, pipeline_at, run_batches
@@ -126,25 +123,6 @@ def test_other_settings_make_their_asset_stale_and_redoing_it_is_enough(root):
         assert stale(instance, batches) == {"published_dataset": ["all"]}
         materialize(instance, "published_dataset")
         assert stale(instance, batches) == {}
-
-
-def test_what_was_done_by_hand_is_as_stale_as_what_dagster_did(root):
-    work = pipeline_at(root)
-    batches = work.batches()
-    work.publish()  # its place is another
-    sync(work)
-    with instance_of(root) as instance:
-        assert stale(instance, batches) == {}
-        set_up(root, include_natural=False)
-        assert stale(instance, batches) == {"dpo_pairs": batches}
-        again = pipeline_at(root)
-        again.pairs(batches[0])
-        sync(again)
-        assert stale(instance, batches) == {
-            "dpo_pairs": batches[1:],
-            "normalized_pairs": batches[:1],
-            "published_dataset": ["all"],
-        }
 
 
 RULE = ["replay", "pairs"]
@@ -287,43 +265,6 @@ def test_files_that_settings_name_count_by_what_they_say(shown_root, tmp_path):
     moved = marks.rename(tmp_path / "moved.json")
     other_settings(shown_root, {"pairs": {"marks": str(moved)}})
     assert stale_work(pipeline_at(shown_root))["batches"] == {}
-
-
-def harness(version: str, words: str) -> Harness:
-    return Harness(agent="claude_code", version=version, model="m", system=[f"Be {words}."])
-
-
-def test_a_harness_that_is_recorded_and_one_that_is_not_wanted_are_told_alike(shown_root):
-    stages = ["replay", "pairs", "normalize", "publish"]
-    store = HarnessStore(shown_root)
-    see_both(
-        shown_root, lambda: store.keep(harness("1.0.0", "brief")),
-        "ingest.harness: none → claude_code 1.0.0 (", "", stages,
-    )  # fmt: skip
-    see_both(
-        shown_root, lambda: other_settings(shown_root, {"ingest": {"harness": "neutral"}}),
-        "ingest.harness: claude_code 1.0.0 (", " → none", stages,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("table", ["positives", "turns"])
-def test_one_table_that_is_new_makes_the_same_stages_stale_for_both(shown_root, table):
-    """As another version of the code may write it: one table of a stage, and not its others."""
-    work = pipeline_at(shown_root)
-    [batch, *_], stage = work.batches(), chain.stage_named(WRITTEN_BY[table])
-    rows = work.root.read(table, batch)
-    work.write(table, batch, rows.take([*reversed(range(len(rows)))]))
-    receipt = work.receipts.read(stage.name, batch)
-    assert receipt is not None
-    work.receipts.write(replace(receipt, outputs=work.digests(batch, stage.writes)))
-    sync(pipeline_at(shown_root))
-    by_asset: dict[str, list[str]] = {}
-    for batch, found in stale_work(pipeline_at(shown_root))["batches"].items():
-        for name in found:
-            by_asset.setdefault(ASSETS[name], []).append(batch)
-    with instance_of(shown_root) as instance:
-        assert by_asset == stale(instance, work.batches())
-    assert "published_dataset" in by_asset
 
 
 def test_settings_that_change_no_byte_make_nothing_stale(root):

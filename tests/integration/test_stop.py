@@ -13,7 +13,6 @@ pytestmark = pytest.mark.slow
     ("form", "number", "is_deaf"),
     [
         ("command line", signal.SIGTERM, True),
-        ("cron", signal.SIGINT, False),
         ("compose entry point", signal.SIGTERM, True),
     ],
 )

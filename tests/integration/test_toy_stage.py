@@ -4,13 +4,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
-from replay_pipeline.assets.code_location import define
-from replay_pipeline.assets.reporting import trace_batch
-from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.cli import app
 from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.stages.chain import STAGES
@@ -18,7 +14,6 @@ from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Check, Stage, Task
 from replay_pipeline.storage import schemas
 from replay_pipeline.storage.tables import DataRoot, table_of
-from tests.integration.processes import instance_of
 from tests.roots import pipeline_at, project_root
 
 pytestmark = pytest.mark.slow
@@ -119,34 +114,3 @@ def test_a_stage_in_the_list_is_in_every_command(root):
     part.unlink()
     told("run", "--no-train", "--yes")
     assert told("verify")["damaged"] == []
-
-
-def test_a_stage_in_the_list_is_an_asset_with_partitions_checks_and_columns(root):
-    batches = pipeline_at(root).ingest_new()
-    with instance_of(root) as instance:
-        instance.add_dynamic_partitions(trace_batch.name or "", batches)
-        defs = define(PipelineResource())
-        graph = defs.resolve_asset_graph()
-        key = dg.AssetKey("count")
-        node = graph.get(key)
-        assert node.partitions_def == trace_batch
-        assert node.parent_keys == {dg.AssetKey("trace_states")}
-        assert node.code_version
-        columns = node.metadata["dagster/column_schema"]
-        assert {each.name: each.description for each in columns.columns} == {
-            "state_id": "The state.",
-            "n_words": "How many words its action has.",
-        }
-        assert {each.name for each in graph.get_check_keys_for_assets({key})} == {
-            "some_words",
-        }
-        job = defs.resolve_job_def("replay_batches")
-        first = {"dagster/partition": batches[0]}
-        assert job.execute_in_process(instance=instance, tags=first).success
-        assert instance.get_materialized_partitions(key) == {batches[0]}
-        event = instance.get_latest_materialization_event(key)
-        assert event is not None
-        words = event.asset_materialization.metadata["words"].value
-        receipt = pipeline_at(root).receipts.read("count", batches[0])
-        assert receipt is not None
-        assert words == receipt.report["n_words"] > 0

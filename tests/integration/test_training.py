@@ -201,19 +201,3 @@ def test_a_trainer_that_saves_itself_is_waited_for(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_trainer(job, interrupt)
     assert (tmp_path / "ready.saved").exists()
-
-
-def test_steps_of_an_earlier_run_do_not_count(tmp_path):
-    output = tmp_path / "model"
-    output.mkdir()
-    (output / "metrics.jsonl").write_text("{}\n" * 7)
-    seen: list[int] = []
-    script = f"""
-import pathlib, time
-time.sleep(1.2)
-pathlib.Path({str(output)!r}, 'metrics.jsonl').write_text('{{}}\\n')
-time.sleep(1.2)
-"""
-    job = TrainerJob(command=[sys.executable, "-c", script], output=output)
-    run_trainer(job, lambda progress: seen.append(progress.n_done))
-    assert set(seen) == {0, 1}

@@ -7,20 +7,15 @@ import pytest
 
 from replay_pipeline.cli.console import open_words
 from replay_pipeline.errors import PublishError
-from replay_pipeline.replay.ask.rows import teacher_actions_from_table
-from replay_pipeline.settings import REHEARSAL_TEACHERS, Settings
 from replay_pipeline.stages.budget.spending import estimate_replay
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.views.page import write_page_of
 from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.stages.views.summary import summary_of
-from replay_pipeline.testing import TeacherServer, rehearsed_answers
-from replay_pipeline.types import TeacherAction
 from tests.full_tables import full_table
 from tests.roots import PROJECT, pipeline_at
 from tests.support.pages import data_of
 from tests.support.settings_files import write_settings
-from tests.support.votes import extract_pairs
 
 TOKEN = "hf_rehearsal_token"
 REPO = "me/pairs"
@@ -132,61 +127,6 @@ def test_a_rehearsal_is_not_published_to_the_hub(root, to_hub, tmp_path):
     changes = {"publish": {**to_hub["publish"], "folder": tmp_path / "set"}}
     refuses(pipeline_at(root, **changes))
     assert not (tmp_path / "set").exists()
-
-
-@pytest.mark.slow
-def test_teachers_of_other_names_are_known_by_their_answers(root, to_hub, tmp_path):
-    rows = pipeline_at(root).root.read_all("states").to_pylist()
-    with TeacherServer(rehearsed_answers(rows)) as server:
-        renamed = [
-            {**spec.model_dump(), "name": name, "family": name}
-            for spec, name in zip(
-                server.served(REHEARSAL_TEACHERS), ("opus", "gpt", "glm"), strict=True
-            )
-        ]
-        changes = {
-            "ingest": {"sources": [PROJECT], "max_batch_sessions": 4},
-            "replay": {"teachers": renamed, "ask_at": "steps"},
-            "pairs": {"min_p_better": 0.0},
-            "normalize": {"recipe": "none"},
-            **to_hub,
-        }
-        work = Pipeline(Settings.load(data_dir=tmp_path / "root", changes=changes))
-        for batch in work.ingest_new():
-            work.replay(batch)
-            work.pairs(batch)
-            work.normalize(batch)
-    pairs = work.root.read_all("dpo_pairs").to_pylist()
-    assert {row["source"] for row in pairs if row["teachers_agreeing"]} == {"rehearsal"}
-    assert any("rehearsal:opus" in row["teachers_agreeing"] for row in pairs)
-    refuses(work)
-
-
-def test_one_made_up_vote_among_real_ones_makes_a_pair_play(root):
-    work = pipeline_at(root)
-    batch = work.batches()[0]
-    pair = next(
-        row
-        for row in work.root.read("dpo_pairs", batch).to_pylist()
-        if row["source"] == "rehearsal"
-    )
-    state = next(s for s in work.states([batch]) if s["state_id"] == pair["state_id"])
-    played = teacher_actions_from_table(work.root.read("teacher_actions", batch))
-    action = next(
-        row.action
-        for row in played
-        if row.state_id == pair["state_id"] and row.teacher in pair["teachers_agreeing"]
-    )
-    real = TeacherAction(state_id=state["state_id"], teacher="glm", model="z-ai/glm", action=action)
-    found = []
-    for provider in ("rehearsal", None):
-        other = TeacherAction(
-            state_id=state["state_id"], teacher="qwen", model="qwen/qwen3", action=action,
-            provider=provider,
-        )  # fmt: skip
-        found += extract_pairs([state], [real, other], include_natural=False).pairs
-    assert [one["source"] for one in found] == ["rehearsal", "consensus"]
-    assert found[0]["teachers_agreeing"] == ["glm", "rehearsal:qwen"]
 
 
 def test_a_batch_of_play_among_real_ones_keeps_all_of_them_back(root, to_hub, tmp_path):

@@ -15,7 +15,7 @@ from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from tests.roots import pipeline_at, sample_root
-from tests.support.sessions import SessionBuilder, state_id
+from tests.support.sessions import state_id
 
 REPO = Path(__file__).parents[2]
 TEACHERS = {"deepseek/deepseek-v4-pro", "qwen/qwen3-coder", "z-ai/glm-4.6"}
@@ -74,11 +74,6 @@ def blocks(rows: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     ]
 
 
-def session_of(name: str) -> str:
-    """The session's id part of a path: main file and subagents share it."""
-    return name.split("/")[1].removesuffix(".jsonl")
-
-
 @pytest.mark.slow
 def test_building_again_gives_the_same_bytes(tmp_path: Path):
     build = [sys.executable, "-B", "recipes/sample/build.py", "--out", tmp_path / "sample"]
@@ -115,25 +110,6 @@ def test_the_readme_counts_logs_and_sessions():
     assert f"They are {len({state['conversation'] for state in states})} conversations" in text
 
 
-def test_a_fork_a_resumed_session_and_subagents_belong_to_what_they_came_from(sessions: Rows):
-    began = {log.session_id for log in map(SessionBuilder, ("stacks-holds", "kiln-monday"))}
-    fork, resumed = map(SessionBuilder, ("stacks-holds, forked", "kiln-monday-resumed"))
-    rows = {session_of(name): rows for name, rows in sessions.items() if "subagents" not in name}
-    assert all("forkedFrom" in row for row in rows[fork.session_id][:5] if "uuid" in row)
-    assert not any("forkedFrom" in row for row in rows[resumed.session_id])
-    of_session: dict[str, set[str]] = defaultdict(set)
-    for state in ClaudeCodeIngester().ingest(SESSIONS_DIR):
-        of_session[state["conversation"]].add(state["session_id"])
-    assert {len(of_session[each]) for each in began} == {1, 2}
-    several = {root: ids for root, ids in of_session.items() if ids != {root}}
-    assert {each for ids in several.values() for each in ids} - {*several} == {
-        fork.session_id,
-        resumed.session_id,
-        *(each for ids in of_session.values() for each in ids if ".agent-" in each),
-    }
-    assert len(several) == 4
-
-
 def test_every_state_has_one_answer_of_each_teacher(
     sessions: Rows, answers: list[dict[str, Any]], expected: dict[str, dict[str, Any]]
 ):
@@ -153,54 +129,6 @@ def test_a_planted_secret_is_in_a_tool_output(sessions: Rows):
     ]
     assert any(re.search(r"AWS_SECRET_ACCESS_KEY=\w{40}\n", output) for output in outputs)
     assert any("postgres://stacks:" in output for output in outputs)
-
-
-def test_old_strings_of_feasible_answers_are_in_a_file_that_the_session_showed(
-    sessions: Rows, answers: list[dict[str, Any]], expected: dict[str, dict[str, Any]]
-):
-    shown: dict[str, str] = defaultdict(str)
-    session_of_state = {}
-    for name, rows in sessions.items():
-        session = session_of(name)
-        for row in messages(rows):
-            if row["type"] == "assistant":
-                session_of_state[state_id(row["message"]["id"])] = session
-        shown[session] += "\n".join(file_versions(rows))
-    n_edits = 0
-    for answer in answers:
-        asked_at = answer["state_id"].partition("+")[0]
-        if expected[asked_at]["outcome"] == "infeasible":
-            continue
-        for call in answer["message"]["tool_calls"]:
-            if call["function"]["name"] != "Edit" or answer["note"].endswith("arguments"):
-                continue
-            old = json.loads(call["function"]["arguments"])["old_string"]
-            assert old in shown[session_of_state[asked_at]], old
-            n_edits += 1
-    assert n_edits > 40
-
-
-def file_versions(rows: list[dict[str, Any]]) -> list[str]:
-    """Every content that the model saw or made: reads without line numbers, then edits."""
-    contents: dict[str, str] = {}
-    versions = []
-    uses = {block["id"]: block for block in blocks(rows, "tool_use")}
-    for result in blocks(rows, "tool_result"):
-        use = uses[result["tool_use_id"]]
-        if result.get("is_error"):
-            continue
-        args, path = use["input"], use["input"].get("file_path", "")
-        match use["name"]:
-            case "Read":
-                lines = str(result["content"]).split("\n")
-                contents[path] = "\n".join(re.sub(r"^ *\d+[\t→]", "", line) for line in lines)
-            case "Edit":
-                assert args["old_string"] in contents[path]
-                contents[path] = contents[path].replace(args["old_string"], args["new_string"])
-            case "Write":
-                contents[path] = args["content"]
-        versions.append(contents.get(path, "") + "\n")
-    return versions
 
 
 def test_people_and_hosts_are_invented(sessions: Rows):

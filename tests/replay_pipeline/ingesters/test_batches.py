@@ -209,11 +209,6 @@ def test_the_folders_of_claude_code_are_found_by_the_environment(
     assert discover() == []
 
 
-def test_a_source_that_is_not_there_is_an_error(tmp_path: Path):
-    with pytest.raises(IngestError, match="no such file or folder"):
-        discover([tmp_path / "none"])
-
-
 def test_a_file_of_a_batch_that_is_gone_is_an_error(source: Path):
     (batch,) = discover([source])
     (source / "a.jsonl").unlink()

@@ -44,12 +44,6 @@ def test_all_that_goes_on_with_a_session_is_its_conversation(tmp_path):
             assert row["conversation"] == by_session(result)[row["session_id"]]
 
 
-@pytest.mark.parametrize("log", [FORK, RESUMED, OF_FORK, CONTINUED], ids=lambda log: log.name)
-def test_one_that_goes_on_is_enough(log, tmp_path):
-    write_all([ROOT, log], tmp_path)
-    assert set(by_session(ingest(tmp_path)).values()) == {ROOT.session_id}
-
-
 def test_a_fork_names_its_conversation_without_the_session_that_it_was_forked_from(tmp_path):
     write_all([FORK], tmp_path)
     assert set(by_session(ingest(tmp_path)).values()) == {ROOT.session_id}

@@ -93,20 +93,6 @@ def test_slices_of_a_file_add_up_to_the_file(seed: int, cuts: list[float]):
         assert_every_row_is_accounted_for(part.report)
 
 
-@settings(max_examples=6, deadline=None)
-@given(SEEDS)
-def test_two_runs_write_equal_bytes(seed: int):
-    made = RandomLog(seed)
-    written = []
-    with TemporaryDirectory() as folder:
-        path = made.log.write(Path(folder))
-        for name in ("a", "b"):
-            write_traces(ingest(path), Path(folder) / name)
-            written.append([p.read_bytes() for p in sorted((Path(folder) / name).iterdir())])
-    assert written[0] == written[1]
-    assert len(written[0]) == 5
-
-
 @pytest.mark.slow
 def test_a_log_cut_at_any_byte_is_read_without_an_exception():
     made = RandomLog(3, n_turns=2)

@@ -1,6 +1,5 @@
 """One test per way in which a session log misleads its readers."""
 
-import gc
 import json
 import os
 import re
@@ -19,8 +18,6 @@ from replay_pipeline.ingesters import (
     write_traces,
 )
 from replay_pipeline.ingesters.log_rows import state_ids_for
-from replay_pipeline.storage.garbage_collection import without_collector
-from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log, shape, states_of, tool_use
 
 
@@ -781,27 +778,6 @@ def test_a_prefix_without_one_of_its_actions_is_refused(tmp_path: Path):
     )
     with pytest.raises(SchemaError, match="pass whole tables"):
         list(traces.materialize())
-
-
-@pytest.mark.slow
-def test_ingestion_leaves_nothing_to_the_cyclic_collector():
-    ingest(SESSIONS_DIR)
-    gc.collect()
-    with without_collector():
-        ingest(SESSIONS_DIR)
-        assert gc.collect() == 0
-
-
-def test_progress_is_told_file_by_file(tmp_path: Path):
-    for name in ("a", "b"):
-        log = Log(name)
-        log.user("go")
-        log.says(f"m-{name}", "done")
-        log.write(tmp_path)
-    seen = []
-    ingest(tmp_path, on_progress=lambda p: seen.append((p.n_done, p.n_total, p.unit)))
-    sizes = [(tmp_path / path).stat().st_size for path in sorted(tmp_path.rglob("*.jsonl"))]
-    assert seen == [(sizes[0], sum(sizes), "bytes"), (sum(sizes), sum(sizes), "bytes")]
 
 
 def test_the_project_is_a_hash_unless_opted_out(tmp_path: Path):

@@ -50,24 +50,6 @@ def test_outcomes_are_the_intended_ones(sample):
     assert {key: found[key] for key in found if found[key] != EXPECTED[key]["outcome"]} == {}
 
 
-def test_every_outcome_is_there_a_handful_of_times(sample):
-    _, _, report = sample
-    assert report.outcome_counts.keys() >= {
-        "pair", "agreement", "no_consensus", "too_few_answers", "invalid_action",
-        "deferred", "infeasible", "refusal", "early_stop", "contested",
-    }  # fmt: skip
-    assert min(report.outcome_counts.values()) >= 5
-    assert Counter(pair["source"] for pair in report.pairs)["rejection"] >= 4
-    assert report.n_natural_joined >= 3
-
-
-def test_teachers_agree_in_sixty_to_seventy_five_percent_of_the_states(sample):
-    _, _, report = sample
-    none = ("no_consensus", "too_few_answers", "invalid_action")
-    n_without = sum(report.outcome_counts[outcome] for outcome in none)
-    assert 0.60 <= 1 - n_without / len(report.outcomes) <= 0.75
-
-
 def test_the_chosen_side_cannot_be_told_without_the_prompt(sample):
     _, _, report = sample
     control = blind_control(
@@ -92,13 +74,6 @@ def test_nine_of_ten_pairs_have_a_twin_whose_prompt_turns_them_round(sample):
     for session, *actions in sides:
         sessions.setdefault(frozenset(actions), set()).add(session)
     assert sum(len(found) > 1 for found in sessions.values()) >= 5, "in different sessions too"
-
-
-def test_the_teachers_that_agree_are_the_intended_ones(sample):
-    _, _, report = sample
-    for pair in report.pairs:
-        if pair["source"] == "consensus":
-            assert pair["teachers_agreeing"] == sorted(EXPECTED[pair["state_id"]]["teachers"])
 
 
 def test_string_equality_would_find_at_most_a_fifth_of_the_pairs(sample):

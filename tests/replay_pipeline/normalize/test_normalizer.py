@@ -23,17 +23,6 @@ def default():
     return DJNormalizer("default")
 
 
-BAD_TEXTS = {
-    "text_length_filter": ("no", "text_len=2", "max_len=32000, min_len=8"),
-    "words_num_filter": ("unbelievable", "num_words=1", "max_num=4096, min_num=2"),
-    "special_characters_filter": (
-        "ok go --------",
-        f"special_char_ratio={10 / 14}",
-        "max_ratio=0.5, min_ratio=0.0",
-    ),
-}
-
-
 def test_deduplication_needs_prompt_chosen_and_rejected_to_be_the_same(
     default, make_row, pair_table
 ):
@@ -182,14 +171,6 @@ assert os.listdir() == []
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_the_example_in_the_documentation_runs():
-    import doctest
-
-    from replay_pipeline.normalize import normalizer
-
-    assert doctest.testmod(normalizer) == (0, 4)
 
 
 def test_a_lone_surrogate_in_a_pair_is_kept_as_every_table_keeps_it(make_call):

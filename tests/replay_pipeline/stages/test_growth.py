@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from replay_pipeline.stages.ingest import owners_of
 from replay_pipeline.stages.views import page
 from replay_pipeline.stages.views.page import write_page_of
 from replay_pipeline.stages.views.summary import summary_of
@@ -73,15 +72,6 @@ def test_a_session_that_grew_into_a_second_batch_counts_once(tmp_path):
     assert (summary["batches"], summary["sessions"]) == (2, 1)
 
 
-def test_receipts_read_together_are_those_of_the_files(work):
-    found = list(work.receipts.all())
-    assert {(r.stage, r.batch) for r in found} == {
-        (path.parent.name, path.stem) for path in (work.root.path / "receipts").rglob("*.json")
-    }
-    for receipt in found:
-        assert work.receipts.read(receipt.stage, receipt.batch) == replace(receipt, is_reused=True)
-
-
 def test_files_that_others_write_and_delete_are_read_again(tmp_path):
     folder = tmp_path / "batches"
     folder.mkdir()
@@ -92,12 +82,6 @@ def test_files_that_others_write_and_delete_are_read_again(tmp_path):
     assert json_files(tmp_path, "batches") == [("a.json", b"11"), ("b.json", b"2")]
     (folder / "a.json").unlink()
     assert json_files(tmp_path, "batches") == [("b.json", b"2")]
-
-
-def test_states_are_found_by_their_batch(work):
-    table = work.root.read("states", work.batches()[0], columns=["state_id"])
-    assert owners_of(work).get(table["state_id"][0].as_py()) == work.batches()[0]
-    assert owners_of(work).get("nobody's") is None
 
 
 def test_a_page_shows_every_pair_once_in_portions_and_forty_to_mark(work, monkeypatch, tmp_path):

@@ -16,7 +16,7 @@ from replay_pipeline.ingesters.harness.record import record
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.shown import shown_below
-from replay_pipeline.stages.views.harness import list_harnesses, record_harness
+from replay_pipeline.stages.views.harness import record_harness
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log
 
@@ -209,16 +209,6 @@ def test_recording_makes_replay_stale_and_the_setting_does_not(tmp_path, project
     ))  # fmt: skip
     assert shown_below(neutral.settings) == before
     assert not [s for s in neutral.states([batch]) if "harness" in s]
-
-
-def test_harnesses_are_listed(tmp_path, project):
-    record_harness(project, [client(tmp_path), "messages", "hello"])
-    report = list_harnesses(project)
-    assert [each["version"] for each in report["harnesses"]] == [VERSION]
-    shown = {each["version"]: each["harness"] for each in report["clients"]}
-    assert shown[VERSION] == VERSION
-    assert shown["2.0.64"] == "neutral"
-    assert shown["2.1.41"].startswith(f"of {VERSION}, the nearest older version")
 
 
 def test_the_neutral_form_has_the_texts_of_clients_beside_it(tmp_path, ingested):
