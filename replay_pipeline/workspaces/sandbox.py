@@ -187,7 +187,9 @@ class Sandbox:
     def _box(self, root: str, objects: Path | None, *, guard: int, rules: int) -> list[str]:
         limits, disk = self.limits, ["--size", str(self.limits.disk_bytes), "--tmpfs"]
         system = [word for link in ("bin", "sbin", "lib", "lib64") for word in _system(link)]
-        for place in ("/etc/alternatives", "/etc/ld.so.cache"):
+        # Debian's Java doesn't start without its settings.
+        java = map(str, sorted(Path("/etc").glob("java-*")))
+        for place in ("/etc/alternatives", "/etc/ld.so.cache", *java):
             system += ["--ro-bind-try", place, place]
         mounts = [word for place in self.mounts for word in ("--ro-bind-try", place, place)]
         return [
@@ -200,7 +202,7 @@ class Sandbox:
             "--perms", "0111", "--ro-bind-data", str(guard), _GUARD, "--seccomp", str(rules),
             *(["--ro-bind", str(objects), _OBJECTS] if objects else []),
             *disk, root, *map(str, mounts), "--remount-ro", "/", "--chdir", "/",
-            "prlimit", f"--nproc={limits.n_processes}", f"--as={limits.memory_bytes}", "--core=0",
+            "prlimit", f"--nproc={limits.n_processes}", f"--data={limits.memory_bytes}", "--core=0",
             f"--fsize={limits.disk_bytes}", f"--cpu={int(limits.timeout_s) + 1}", "--", _GUARD,
         ]  # fmt: skip
 

@@ -98,6 +98,17 @@ def test_one_limit_holds_for_all_files_and_one_for_all_processes(in_box, command
     )
 
 
+def test_address_space_is_no_memory_as_java_and_webassembly_need_it(in_box):
+    """Both set aside gigabytes that they never touch; the limit is of what they do."""
+    number = {"x86_64": 9, "aarch64": 222}[os.uname().machine]
+    private_and_anonymous = 0x22
+    mapped = f"syscall({number}, 0, 16 << 30, 0, {private_and_anonymous}, -1, 0)"
+    assert (
+        in_box(f"perl -e 'print {mapped} == -1 ? qq(refused) : qq(set aside)'").output
+        == "set aside"
+    )
+
+
 def test_more_output_than_is_kept_is_thrown_away(in_box):
     ran = in_box("yes | head -c 9000000; echo end >&2; exit 4")
     assert (ran.status, len(ran.output)) == (4, 1_000_000)
