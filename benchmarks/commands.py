@@ -1,34 +1,34 @@
-"""What recorded calls give on rebuilt trees, where it isn't what they gave then.
+"""What recorded calls give on rebuilt trees, and what looks would be answered with.
 
-    python benchmarks/commands.py SESSIONS --repository DIR [--sample 100] > MISSES.json
+    python benchmarks/commands.py SESSIONS --repository DIR > FOUND.json
 
-Counts the calls that are reproduced, by project and tool, and prints both outputs of each missed command that
-only reads, to read them. The commands run in the sandbox: `--sample` of each project at most.
+Counts the calls of file tools that are reproduced, by project and tool. Of recorded looks it counts those at files and
+commits alone, those that have an answer, and the answers with other lines than the recorded ones, which it prints.
 """
 
 import argparse
-import hashlib
 import json
-import os
 import re
 import sys
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from replay_pipeline.actions.shell import shell_plan
+from replay_pipeline.actions import canonical_action
+from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.work.workspaces import Workspaces
+from replay_pipeline.types import LookAnswer
 from replay_pipeline.workspaces.history import History
-from replay_pipeline.workspaces.logs import Log, LoggedCall
-from replay_pipeline.workspaces.sandbox import Ran, Sandbox
+from replay_pipeline.workspaces.logs import LoggedCall
+from replay_pipeline.workspaces.looks import LookPlace, look_at
+from replay_pipeline.workspaces.sandbox import Sandbox
+from replay_pipeline.workspaces.shows import shown_by
 from replay_pipeline.workspaces.sightings import Part, part_of, path_of, text_after
 from replay_pipeline.workspaces.tools import FILE_TOOLS, ToolResult, ToolRun
-from replay_pipeline.workspaces.verdicts import StatePlace, run_command
 from replay_pipeline.workspaces.working_trees import text_of
 
 _NOT_RUN = re.compile(
@@ -36,6 +36,8 @@ _NOT_RUN = re.compile(
     r"interrupted"
 )
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_LIMITED = re.compile(r"\n\n\[Showing results with pagination = .*\]\Z")
+_SHORT_ID = re.compile(r"\b(?=\w*\d)[0-9a-f]{7,12}\b")
 _CUT = re.compile(r"Output too large|<persisted-output>|Results are truncated|Showing results")
 _NOTE = re.compile(
     r"^(?:--|\.\.\.|</?persisted-output>|Output too large.*|Preview \(.*|\[Showing results.*|\(Results are truncated.*|Found \d+ .*|No .* found)?$"
@@ -57,74 +59,57 @@ class RerunCall(msgspec.Struct):
     """Why it is not the same; see `docs/workspaces.md`."""
 
 
-def checks_of(
-    work: Workspaces,
-    *,
-    is_later_used: bool = True,
-    sandbox: Sandbox | None = None,
-    max_commands: int = 500,
-) -> Iterator[RerunCall]:
-    """Run every recorded call of a file tool, and commands that only read, on the tree before it.
+def checks_of(work: Workspaces, *, is_later_used: bool = True) -> Iterator[RerunCall]:
+    """Run every recorded call of a file tool on the tree before it.
+
+    Calls that the client never ran (refused, canceled, malformed) are left out.
 
     Args:
         work: the logs and repositories.
         is_later_used: whether what a log shows after a moment tells of that moment too. No call's
             own answer is used in either case.
-        sandbox: runs the commands. Without one, none is run.
-        max_commands: how many commands of each project run at most.
     """
     for log, history in work.histories(is_later_used=is_later_used):
-        yield from checks(history, log, sandbox=sandbox, max_commands=max_commands)
-
-
-def checks(
-    history: History, log: Log, *, sandbox: Sandbox | None = None, max_commands: int = 0
-) -> Iterator[RerunCall]:
-    """Run recorded calls on the tree as known before their answers.
-
-    Calls that the client never ran (refused, canceled, malformed) are left out.
-
-    Args:
-        history: before the first step.
-        log: its calls of file tools are all run.
-        sandbox: runs commands that only read, if there is one.
-        max_commands: how many of them at most; then a sample of the log.
-    """
-    drawn = _sample(log, max_commands) if sandbox is not None else frozenset[str]()
-    n_at_once = os.cpu_count() or 1
-    running: deque[Future[RerunCall]] = deque()
-    with ThreadPoolExecutor(n_at_once) as pool:
         for order, step in enumerate(log.steps):
             history.enter(order, step)
             if step.name in FILE_TOOLS and was_run(step):
                 yield _check(history, step)
-            elif sandbox is not None and step.call_id in drawn:
-                if len(running) >= n_at_once:
-                    yield running.popleft().result()
-                place = StatePlace(history, step)
-                place.files()  # of this moment; the command runs while the history goes on
-                running.append(pool.submit(_check_command, sandbox, place, step))
             history.take(step)
-        yield from (each.result() for each in running)
+
+
+def looks_of(work: Workspaces, sandbox: Sandbox) -> Iterator[tuple[LoggedCall, LookAnswer | None]]:
+    """Yield each recorded look, and what it shows of the files before it; its own answer isn't used."""
+    for log, history in work.histories():
+        for order, step in enumerate(log.steps):
+            history.enter(order, step)
+            call = {"function": {"name": step.name, "arguments": step.arguments}}
+            look = canonical_action({"tool_calls": [call]}, cwd=step.cwd)
+            if purpose_of(look) == "looks" and was_run(step):
+                others = [each for each in log.steps if each is not step]
+                place = LookPlace(history, order, step, others)
+                yield step, look_at(place, step.name, step.arguments, sandbox)
+            history.take(step)
+
+
+def is_told(step: LoggedCall, answer: LookAnswer) -> bool:
+    """Return whether an answer has the recorded lines.
+
+    Their order isn't compared, which is that of the files' last changes, nor are mail addresses and names, which
+    the record of a public session replaces, the length of shortened ids, and the client's note of a limit.
+    """
+    told, recorded = (_plain(text, step.cwd) for text in (answer.text, step.text))
+    left = Counter(recorded) - Counter(told)
+    return len(told) == len(recorded) and all("REDACTED" in line for line in left)
+
+
+def _plain(text: str, cwd: str) -> list[str]:
+    text = _LIMITED.sub("", _EMAIL.sub("", text)).replace(cwd.rstrip("/") + "/", "")
+    return [_SHORT_ID.sub("", line).rstrip() for line in text.strip().split("\n")]
 
 
 def was_run(step: LoggedCall) -> bool:
     """Return whether the client ran a call. Others were refused, canceled, or malformed."""
     return not (step.is_error and _NOT_RUN.search(step.text[:200].lower()))
-
-
-def _sample(log: Log, n: int) -> frozenset[str]:
-    """Return the ids of at most `n` commands that only read, the same ones each time."""
-    ids = [step.call_id for step in log.steps if was_run(step) and only_reads(step)]
-    return frozenset(sorted(ids, key=lambda each: hashlib.blake2b(each.encode()).digest())[:n])
-
-
-def _check_command(sandbox: Sandbox, place: StatePlace, step: LoggedCall) -> RerunCall:
-    ran = run_command(sandbox, place, step.arguments["command"])
-    is_same = ran is not None and is_same_output(step, ran)
-    reason = "" if is_same else reason_of(step.arguments, ran) if place.root() else "outside"
-    answer = ToolResult(ran.output if ran is not None else "")
-    return RerunCall(step, answer, place.root(), is_same, is_same, reason)
 
 
 def _check(history: History, step: LoggedCall) -> RerunCall:
@@ -163,11 +148,11 @@ def _compared(step: LoggedCall, answer: ToolResult, run: ToolRun) -> tuple[bool,
 def _is_same_search(step: LoggedCall, answer: ToolResult, run: ToolRun) -> bool:
     cwd = (step.cwd or "/").rstrip("/") + "/"
     recorded = _lines(step.text.replace(cwd, "").split("\n"))
-    found = _lines(answer.found)
+    found = _lines(each.replace(cwd, "") for each in answer.found)
     if step.arguments.get("output_mode") == "content" and "-n" not in step.arguments:
         # Whether lines are numbered unless asked is another thing from version to version.
         other = run.call(step.name, {**step.arguments, "-n": False})
-        found |= _lines(other.found)
+        found |= _lines(each.replace(cwd, "") for each in other.found)
         return recorded <= found and bool(recorded) == bool(found)
     details = step.details or {}
     is_cut = bool(
@@ -260,71 +245,26 @@ def shares(found: Iterable[RerunCall]) -> dict[str, dict[str, dict[str, Any]]]:
     return tables
 
 
-_PROGRAMS = re.compile(
-    r"\b(?:git|ls|cat|head|tail|wc|grep|find|sed|sort|uniq|cut|tree|stat|diff|awk|du|file)\b"
-)
-# What asks for more than the tree: time, network, home, other programs.
-_MORE = re.compile(
-    r"\b(?:gh|gt|jq|rg|curl|ps|lsof|pgrep|date|sleep|env|printenv|whoami|hostname|which|fd|go|gofmt|"
-    r"node|docker|df|claude|git ls-remote)\b|~|/tmp|/var/|/private|\$HOME|/Users/[^ ]*/\."
-)
-_STATUS = re.compile(r"\A(?:<error>|Error: )?Exit code \d+\n?")
-_OF_TREE = re.compile(r"\bgit\s+(?:-\S+\s+)*(?:status|diff|stash|ls-files)\b")
-_GIT = re.compile(r"\bgit\b")
-
-
-def only_reads(step: LoggedCall) -> bool:
-    """Return whether a call is a command that only reads the tree or its repository."""
-    command = step.arguments.get("command")
-    if step.name != "Bash" or not isinstance(command, str) or _MORE.search(command):
-        return False
-    if step.arguments.get("run_in_background"):
-        return False
-    return bool(_PROGRAMS.search(command)) and shell_plan(command, step.cwd).only_looks
-
-
-def is_same_output(step: LoggedCall, ran: Ran) -> bool:
-    """Return whether a command printed what is recorded.
-
-    Blanks at the ends of lines and mail addresses are not compared.
-    """
-    return ran.status is not None and _plain(ran.output) == _plain(step.text)
-
-
-def _plain(text: str) -> str:
-    text = _EMAIL.sub("", _STATUS.sub("", text))
-    return "\n".join(line.rstrip() for line in text.strip().split("\n"))
-
-
-def reason_of(arguments: Mapping[str, Any], ran: Ran | None) -> str:
-    """Return the kind of reason for which a command printed something else."""
-    command = str(arguments.get("command"))
-    if ran is None or ran.status is None:
-        return "not_run"
-    if _OF_TREE.search(command):
-        return "git_changes_differ"
-    return "git_history_differs" if _GIT.search(command) else "output_differs"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("sessions", type=Path)
     parser.add_argument("--repository", type=Path, required=True)
-    parser.add_argument("--sample", type=int, default=100)
     options = parser.parse_args()
     work = Workspaces(Settings(), sources=[options.sessions], repositories=[options.repository])
-    found = list(checks_of(work, sandbox=Sandbox(), max_commands=options.sample))
-    misses = [
-        {
-            "command": each.step.arguments["command"],
-            "reason": each.reason,
-            "recorded": each.step.text,
-            "rebuilt": each.answer.text,
-        }
-        for each in found
-        if each.step.name == "Bash" and not each.is_same
-    ]
-    json.dump({"projects": shares(found), "misses": misses}, sys.stdout, indent=1)
+    looks: dict[str, Counter[str]] = {}
+    wrong = []
+    for step, answer in looks_of(work, Sandbox()):
+        counts = looks.setdefault(step.name, Counter())
+        is_possible = step.name in FILE_TOOLS
+        if step.name == "Bash":
+            is_possible = shown_by(step.arguments["command"], step.cwd or "/") is not None
+        counts.update(n=1, of_files=is_possible, answered=answer is not None)
+        if answer is not None and not is_told(step, answer):
+            counts["other"] += 1
+            told, recorded = answer.text, step.text
+            wrong.append({"arguments": step.arguments, "told": told, "recorded": recorded})
+    found = {"projects": shares(checks_of(work)), "looks": looks, "wrong": wrong}
+    json.dump(found, sys.stdout, indent=1)
 
 
 if __name__ == "__main__":

@@ -106,6 +106,12 @@ class Repository:
             )
         return found
 
+    def has(self, revision: str) -> bool:
+        """Return whether the beginning of a commit's id names one, with a file in it behind a `:`."""
+        begin, _, path = revision.partition(":")
+        found = [commit for name, commit in self.commits.items() if name.startswith(begin)]
+        return len(found) == 1 and (not path or self.blob_id(found[0].tree, path) is not None)
+
     @cached_property
     def tips(self) -> dict[str, str]:
         """Return the commits of branches, here or on a remote, and of branches that were merged."""

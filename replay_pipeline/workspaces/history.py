@@ -10,6 +10,7 @@ from copy import copy
 
 import msgspec
 
+from replay_pipeline.actions.shell import shell_plan
 from replay_pipeline.workspaces.git import GitCommit, Repository
 from replay_pipeline.workspaces.logs import Log, LoggedCall
 from replay_pipeline.workspaces.sightings import (
@@ -176,22 +177,37 @@ class History:
         known, later = self.known.get(path), self._next(path, tree)
         if later is not None:
             if later.is_absent:
-                return TreeFile(None, "log", origin=later.call_id)
+                is_same = known is None or known.text is None
+                return TreeFile(None, "log", is_sure=is_same, origin=later.call_id)
             if later.part is not None and later.part.is_whole:
                 is_same = known is None or known.text == later.part.text
                 return TreeFile(later.part.text, "log", is_sure=is_same, origin=later.call_id)
         if tree is None:
-            return _of_log(known) if known is not None else None
+            return self._of_log(known, later) if known is not None else None
         is_own = known is not None and known.is_written and known.session == self._now[2]
         if known is not None and is_own and not self._is_moved(tree, known):
-            return _of_log(known)
+            return self._of_log(known, later, tree)
         parts = [each.part for each in self.parts.get(path, ()) if self._is_held(tree, path, each)]
         if later is not None and later.part is not None:
             parts.append(later.part)
-        return self._of_tree(tree, path, known, parts)
+        return self._of_tree(tree, path, known, parts, later)
+
+    def _of_log(
+        self, known: KnownContent, later: Sighting | None, tree: WorkingTree | None = None
+    ) -> TreeFile:
+        """Return a file as the log showed it, surely if it is seen so again or nothing may have changed it."""
+        is_sure = tree is None or tree.touched <= known.moment
+        if later is not None and later.part is not None and known.text is not None:
+            is_sure = later.part.fits(known.text)
+        return TreeFile(known.text, known.source, is_sure=is_sure, origin=known.origin)
 
     def _of_tree(
-        self, tree: WorkingTree, path: str, known: KnownContent | None, parts: list[Part]
+        self,
+        tree: WorkingTree,
+        path: str,
+        known: KnownContent | None,
+        parts: list[Part],
+        later: Sighting | None,
     ) -> TreeFile | None:
         """Return the file of a working tree, where the log alone does not decide."""
         relative = tree.relative(path)
@@ -201,7 +217,7 @@ class History:
             known.session == self._now[2] or known.branch == tree.branch
         )
         if known is not None and is_of_head and is_here and _holds(known, parts):
-            return _of_log(known)
+            return self._of_log(known, later, tree)
         commits = self.commits(tree)
         # What was seen first may have changed since; what was seen last counts.
         blob = commit = None
@@ -213,10 +229,14 @@ class History:
             return self._mixed(tree, relative, known, parts)
         if blob is None:
             if known is not None and self._is_left(known, relative):
-                return _of_log(known)
+                return self._of_log(known, later, tree)
             return TreeFile(None, "git", is_sure=False, origin=commit.id)
         text = text_of(tree.repository.blob(blob))
-        return None if text is None else TreeFile(text, "git", origin=commit.id)
+        # Where another commit is about as likely, the file is sure if it is the same there.
+        is_sure = all(
+            tree.repository.blob_id(each.tree, relative) == blob for each in tree.likely()
+        )
+        return None if text is None else TreeFile(text, "git", is_sure, commit.id)
 
     def _is_left(self, known: KnownContent, relative: str) -> bool:
         """Return whether a file that the agent wrote is still there although the commit has it not.
@@ -259,10 +279,15 @@ class History:
             lines[part.first - 1 : part.first - 1 + len(part.lines)] = part.lines
         return TreeFile("\n".join(lines), "mixed", is_sure=False)
 
-    def below(self, folder: str) -> list[str] | None:
-        """Return the files below a folder at this time, or None outside of every working tree."""
+    def below(self, folder: str, commit: GitCommit | None = None) -> list[str] | None:
+        """Return the files below a folder at this time, or None outside of every working tree.
+
+        Args:
+            folder: the folder.
+            commit: the commit that is checked out there; by default the likeliest one.
+        """
         tree = self.tree_of(folder)
-        if tree is None or not (commits := self.commits(tree)):
+        if tree is None or not (commits := [commit] if commit else self.commits(tree)):
             return None
         tracked = tree.repository.files(commits[0].tree)
         paths = {f"{tree.root}/{path}" for path in tracked}
@@ -339,15 +364,15 @@ class History:
     def _take_command(self, step: LoggedCall) -> None:
         command = step.arguments.get("command")
         tree = self.tree_of(step.cwd or "/")
-        if tree is not None and isinstance(command, str) and _DISCARDS.search(command):
+        if tree is None or not isinstance(command, str):
+            return
+        if not shell_plan(command, step.cwd).keeps_files:
+            tree.touched = step.answered
+        if _DISCARDS.search(command):
             for path in [each for each in self.known if is_below(each, tree.root)]:
                 del self.known[path]
             for path in [each for each in self.parts if is_below(each, tree.root)]:
                 del self.parts[path]
-
-
-def _of_log(known: KnownContent, *, is_sure: bool = True) -> TreeFile:
-    return TreeFile(known.text, known.source, is_sure=is_sure, origin=known.origin)
 
 
 def _holds(known: KnownContent, parts: list[Part]) -> bool:

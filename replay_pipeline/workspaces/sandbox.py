@@ -6,6 +6,7 @@ paths in the settings, but not write to them.
 """
 
 import contextlib
+import fcntl
 import io
 import os
 import posixpath
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import chain, cycle
 from pathlib import Path
 from typing import IO
 
@@ -246,8 +248,10 @@ def _exchanged(
 
 
 def _pipes(n: int) -> Iterator[tuple[int, str]]:
-    for _ in range(n):
-        yield from zip(os.pipe(), ("rb", "wb"), strict=True)
+    for end, mode in zip(chain.from_iterable(os.pipe() for _ in range(n)), cycle(("rb", "wb"))):
+        # Numbers below ten are those of the script in the box: one given there would be overwritten.
+        yield fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10), mode
+        os.close(end)
 
 
 def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:

@@ -202,30 +202,48 @@ def _rendered(
 ) -> Matches:
     mode = arguments.get("output_mode") or "files_with_matches"
     if mode == "content":
-        entries = [
-            _line(path, cwd, line, place=place, is_numbered=bool(arguments.get("-n", True)))
-            for path, found in lines.items()
-            for line in found
-        ]
-        return _limited(entries, arguments, "No matches found")
+        return _limited([*_content(lines, place, cwd, arguments)], arguments, "No matches found")
     if mode == "count":
         counts = {p: sum(is_match for _, _, is_match in found) for p, found in lines.items()}
         entries = [f"{n}" if p == place else f"{_shown(p, cwd)}:{n}" for p, n in counts.items()]
-        return _limited(entries, arguments, "No matches found")
+        found = _limited(entries, arguments, "No matches found")
+        # The client counts what stands behind a path, and of a file that is named itself there is none.
+        n, n_files = (0, 0) if place in counts else (sum(counts.values()), len(counts))
+        total = f"{n} total occurrence{'s' * (n != 1)} across {n_files} file{'s' * (n_files != 1)}"
+        return Matches(entries, f"{found.text}\n\nFound {total}.")
     entries = [_shown(path, cwd) for path in lines]
     found = _limited(entries, arguments, "No files found")
     n = len(entries)
     return Matches(entries, f"Found {n} file{'s' * (n != 1)}\n{found.text}" if n else found.text)
 
 
-def _line(
-    path: str, cwd: str, line: tuple[int, str, bool], *, place: str, is_numbered: bool
-) -> str:
-    """Return a line as ripgrep writes it: `path:number:text`, with `-` around lines of the context."""
-    number, text, is_match = line
-    sign = ":" if is_match else "-"
-    head = "" if path == place else f"{_shown(path, cwd)}{sign}"
-    return f"{head}{number}{sign}{text}" if is_numbered else f"{head}{text}"
+def _content(
+    lines: Mapping[str, list[tuple[int, str, bool]]],
+    place: str,
+    cwd: str,
+    arguments: Mapping[str, Any],
+) -> Iterator[str]:
+    """Yield lines as ripgrep writes them, `path:number:text`, with `-` around lines of the context."""
+    has_context = any(arguments.get(name) for name in ("-A", "-B", "-C", "context"))
+    is_numbered = bool(arguments.get("-n", True))
+    before = None
+    for path, found in lines.items():
+        for number, text, is_match in found:
+            if has_context and before not in (None, (path, number - 1)):
+                yield "--"
+            before = path, number
+            sign = ":" if is_match else "-"
+            line = f"{number}{sign}{text}" if is_numbered else text
+            yield _relative(line if path == place else f"{path}{sign}{line}", cwd)
+
+
+def _relative(line: str, cwd: str) -> str:
+    """Return a line as the client shows it: all before its first colon is taken for a path, and made relative."""
+    path, colon, rest = line.partition(":")
+    if not path or not colon:
+        return line
+    full = posixpath.normpath(posixpath.join(cwd, path))
+    return f"{posixpath.relpath(full, cwd) if is_below(full, cwd) else path}:{rest}"
 
 
 def _limited(entries: list[str], arguments: Mapping[str, Any], nothing: str) -> Matches:

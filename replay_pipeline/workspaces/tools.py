@@ -83,7 +83,7 @@ class ToolRun:
             return ToolResult(f"{path}: not known", "unknown")
         if file.text is not None:
             return file
-        if self.view.below(path):
+        if any(each != path for each in self.view.below(path) or ()):
             return ToolResult(
                 f"EISDIR: illegal operation on a directory, read '{path}'", "is_directory"
             )
@@ -116,6 +116,11 @@ class ToolRun:
                 "too_large",
             )
         self._know(path, text)
+        if wanted in ([], [""]):
+            n_lines = text.count("\n") + 1
+            why = f"is shorter than the provided offset ({first}). The file has {n_lines} lines"
+            why = f"the file exists but {why if text else 'the contents are empty'}"
+            return ToolResult(f"<system-reminder>Warning: {why}.</system-reminder>")
         lines = wanted[: int(limit or MAX_READ_LINES)]
         return ToolResult(
             "\n".join(

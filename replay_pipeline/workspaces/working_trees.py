@@ -23,6 +23,8 @@ _ON_BRANCH = 0.5
 that it is the newest change made on the branch, even if a rebase made the commit again later."""
 _WAS_CHECKED_OUT = 10.0
 """How much it counts that git's own log of HEAD has it: only more than most evidence overrules it."""
+_ABOUT = 1.5
+"""How much less evidence a commit has that may as well be the one."""
 _HALF_LIFE_S = 3600.0
 """Others move a branch without a word in the log, so evidence grows old."""
 
@@ -51,7 +53,9 @@ class WorkingTree:
         self.moves: list[float] = []
         """When a command may have moved HEAD or changed files by git, in order."""
         self._fits: dict[tuple[Part, str], bool] = {}
-        self._ranked: tuple[object, list[GitCommit]] = (None, [])
+        self._ranked: tuple[object, list[GitCommit], list[GitCommit]] = (None, [], [])
+        self.touched = 0.0
+        """When a command last ran that may have changed any file."""
 
     def relative(self, path: str) -> str:
         """Return the repository's name for a path below the root."""
@@ -76,17 +80,23 @@ class WorkingTree:
         key = moment, without, is_later_used, self.branch, len(self.evidence)
         if self._ranked[0] != key:
             found = self._rank(moment, without=without, is_later_used=is_later_used)
-            self._ranked = key, found
+            self._ranked = key, *found
         return self._ranked[1]
 
-    def _rank(self, moment: float, *, without: str, is_later_used: bool) -> list[GitCommit]:
+    def likely(self) -> list[GitCommit]:
+        """Return the commits among those of `commits`, at its time, that are about as likely as the first one."""
+        return self._ranked[2]
+
+    def _rank(
+        self, moment: float, *, without: str, is_later_used: bool
+    ) -> tuple[list[GitCommit], list[GitCommit]]:
         candidates = self._candidates(moment, is_later_used=is_later_used)
         evidence = list(self._near(moment, without=without, is_later_used=is_later_used))
 
         repository = self.repository
         branch = self.branch if self.branch in repository.tips else repository.default_branch
         line = repository.line(branch) if branch is not None else set[str]()
-        kept, own = self._kept(moment), self._own(moment + 1)
+        kept, own = self.kept(moment), self._own(moment + 1)
 
         def score(commit: GitCommit) -> float:
             agrees = sum(weight for weight, each in evidence if self._agrees(each, commit))
@@ -94,14 +104,16 @@ class WorkingTree:
             return agrees + _WAS_CHECKED_OUT * (commit.id == kept)
 
         scores = {commit.id: score(commit) for commit in candidates}
-        return sorted(candidates, key=lambda commit: -scores[commit.id])
+        least = max(scores.values(), default=0.0) - _ABOUT
+        ranked = sorted(candidates, key=lambda commit: -scores[commit.id])
+        return ranked, [commit for commit in ranked if scores[commit.id] >= least]
 
     def _own(self, moment: float) -> str | None:
         """Return the newest commit that was made on the branch itself up to a moment."""
         commit = self.repository.own_at(self.branch, moment) if self.branch else None
         return commit.id if commit is not None else None
 
-    def _kept(self, moment: float) -> str | None:
+    def kept(self, moment: float) -> str | None:
         """Return the commit that git's own log of HEAD has for a moment."""
         end = bisect_right(self.checkouts, moment, key=lambda each: each[0])
         commit_id = self.checkouts[end - 1][1] if end else None
@@ -111,7 +123,7 @@ class WorkingTree:
         moment += 1
         repository = self.repository
         found: dict[str, GitCommit] = {}
-        if (kept := self._kept(moment)) is not None:
+        if (kept := self.kept(moment)) is not None:
             found[kept] = repository.commits[kept]
         if (own := self._own(moment)) is not None:
             found[own] = repository.commits[own]

@@ -1,22 +1,23 @@
 """Answer what teachers look for before they act, as the client would have answered it.
 
-A look at files is answered from the files as they were. A look that the agent made itself, with nothing changed
-in between, has its recorded answer. A list of things to do is always answered alike. What none of these
-tells stays unanswered.
+A look that the agent made itself, with nothing changed in between, has its recorded answer. A look at files or
+commits is answered from the files as they were; commands that only show these run in the sandbox, if it is there.
+A list of things to do is always answered alike. What none of these tells stays unanswered.
 """
 
 import json
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from replay_pipeline.actions import Action, Call, canonical_action
-from replay_pipeline.actions.consequences import commands_in
 from replay_pipeline.actions.keys import consequence_of, depend
+from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.redaction.redactor import Redactor, placeholders_in
 from replay_pipeline.settings import redaction_salt
@@ -24,41 +25,16 @@ from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.work.trials import Hidden, is_hidden, names_of, restored, sandbox_of
 from replay_pipeline.stages.work.workspaces import Workspaces, ids_of
 from replay_pipeline.types import LookAnswer, Message, TraceState
-from replay_pipeline.workspaces.history import History
 from replay_pipeline.workspaces.logs import LoggedCall
-from replay_pipeline.workspaces.tools import ToolRun
-from replay_pipeline.workspaces.verdicts import StatePlace, run_command
+from replay_pipeline.workspaces.looks import LOOKS_AT_FILES, REFUSED, LookPlace, look_at
+from replay_pipeline.workspaces.sandbox import Sandbox
 
-_OF_FILES = frozenset({"Read", "Grep", "Glob"})
-_NO_TEXT = re.compile(r"\.(?:ipynb|pdf|png|jpe?g|gif|webp|bmp|ico|svg)$", re.IGNORECASE)
-"""Files that a client shows in another way than by their lines."""
-_SHOW_FILES = frozenset(
-    ("cat", "head", "tail", "sed", "wc", "nl", "cut", "sort", "uniq", "grep", "jq", "cd", "echo")
-)
-_SHOW_COMMITS = frozenset(("log", "show", "blame", "ls-files", "ls-tree", "grep"))
-_WITH_TAB = re.compile(r"\s*\d+\t")
-_ARROW = re.compile(r"^( *\d+)→", re.MULTILINE)
 _TODOS = (
     "Todos have been modified successfully. Ensure that you continue to use the todo list to track your "
     "progress. Please proceed with the current tasks if applicable"
 )
 _CREATED = re.compile(r"Task #(\d+) created")
 _SHOWN_BEFORE = "File unchanged since last read"
-_REFUSED = "<tool_use_error>"
-"""How a client marks what a tool refused; what a person refused has no such mark."""
-_MOST_CHARS = 60_000
-"""A longer answer would be cut by the client, nobody knows where."""
-
-
-class _Position(NamedTuple):
-    """The moment before a decision: the files then, and the log around it."""
-
-    history: History
-    order: int
-    """Index of the first step of the log that comes after it."""
-    step: LoggedCall
-    """A step of the same session next to it."""
-    steps: Sequence[LoggedCall]
 
 
 class LoggedLooks:
@@ -73,10 +49,12 @@ class LoggedLooks:
         self._project = project
         self._batches = list(batches)
         self._lock = threading.Lock()
-        self._positions: dict[str, _Position] | None = None
+        self._positions: dict[str, LookPlace] | None = None
         self._actions: dict[int, Action] = {}
         options = project.settings.workspaces
-        self._sandbox = sandbox_of(options) if options.execute == "commands" else None
+        self._sandbox: Sandbox | None = None
+        with suppress(*() if options.execute == "commands" else (ConfigError,)):
+            self._sandbox = sandbox_of(options)
         redacts = project.settings.ingest.is_redacted
         self._redactor = Redactor(salt=redaction_salt()) if redacts else None
 
@@ -104,18 +82,14 @@ class LoggedLooks:
         if is_hidden(arguments):
             return None
         real = canonical_action(_message(call.name, arguments), cwd=at.step.cwd)
-        found = (
-            self._seen(at, real)
-            or _of_files(at, call.name, arguments)
-            or self._of_command(at, call.name, arguments)
-        )
-        if found is None or len(found.text) > _MOST_CHARS:
+        found = self._seen(at, real) or look_at(at, call.name, arguments, self._sandbox)
+        if found is None:
             return None
         shown = placeholders_in([json.dumps(state["messages"])])
         hide = Hidden(self._redactor, names, at.step.cwd, shown)
         return replace(found, text=hide(found.text))
 
-    def _position(self, state: TraceState) -> _Position | None:
+    def _position(self, state: TraceState) -> LookPlace | None:
         """Return where a state stands: before its own calls, or else after the last call of its prompt."""
         if self._positions is None:
             self._positions = self._read()
@@ -123,7 +97,7 @@ class LoggedLooks:
         keys = (state["state_id"].partition("+")[0], *filter(None, answered))
         return next((self._positions[key] for key in keys if key in self._positions), None)
 
-    def _read(self) -> dict[str, _Position]:
+    def _read(self) -> dict[str, LookPlace]:
         """Return the position of each state in the logs of the batches."""
         sources = [
             source.path
@@ -131,7 +105,7 @@ class LoggedLooks:
             for source in read_manifest(batch, self._project.root.path).slices
             if source.path.is_file()
         ]
-        found: dict[str, _Position] = {}
+        found: dict[str, LookPlace] = {}
         if not sources:
             return found
         for log, history in Workspaces(self._project.settings, sources=sources).histories():
@@ -140,15 +114,15 @@ class LoggedLooks:
                 state_id = id_of[step.decision]
                 if state_id not in found:
                     history.enter(order, step, is_own_used=True)
-                    found[state_id] = _Position(history.kept(), order, step, log.steps)
+                    found[state_id] = LookPlace(history.kept(), order, step, log.steps)
                 history.enter(order, step)
                 history.take(step)
                 after = msgspec.structs.replace(step, call_id="", name="", arguments={})
                 history.enter(order + 1, after, is_own_used=True)
-                found[step.call_id] = _Position(history.kept(), order + 1, step, log.steps)
+                found[step.call_id] = LookPlace(history.kept(), order + 1, step, log.steps)
         return found
 
-    def _seen(self, at: _Position, look: Action) -> LookAnswer | None:
+    def _seen(self, at: LookPlace, look: Action) -> LookAnswer | None:
         """Return the answer that the log has for the same look, if nothing came between that it depends on."""
         call = look.calls[0]
         for steps in (at.steps[at.order :], reversed(at.steps[: at.order])):
@@ -161,17 +135,6 @@ class LoggedLooks:
                 if not own.is_valid or _changes(own.calls[0], call):
                     break
         return None
-
-    def _of_command(
-        self, at: _Position, name: str, arguments: Mapping[str, Any]
-    ) -> LookAnswer | None:
-        """Return what a command prints on the files as they were, if commands may run and it tells of these alone."""
-        if self._sandbox is None or name != "Bash" or not _tells_of_files(arguments["command"]):
-            return None
-        ran = run_command(self._sandbox, StatePlace(at.history, at.step), arguments["command"])
-        if ran is None or ran.status != 0 or ran.changes or not ran.output:
-            return None
-        return LookAnswer(text=ran.output.rstrip("\n"), source="command")
 
     def _action(self, step: LoggedCall) -> Action:
         if id(step) not in self._actions:
@@ -186,20 +149,14 @@ def _message(name: str, arguments: Mapping[str, Any]) -> Message:
 
 def _tells(step: LoggedCall) -> bool:
     """Return whether a recorded answer is one that the same call would have had again."""
-    is_refusal = step.is_error and not step.text.startswith(_REFUSED)
+    is_refusal = step.is_error and not step.text.startswith(REFUSED)
     return bool(step.text) and not is_refusal and not step.text.startswith(_SHOWN_BEFORE)
 
 
 def _changes(call: Call, look: Call) -> bool:
     """Return whether a call may change what a look shows. Builds and tests leave files alone."""
-    return depend(call, look) and not (look.name in _OF_FILES and consequence_of(call).keeps_files)
-
-
-def _tells_of_files(command: str) -> bool:
-    """Return whether all of a command's programs show what files and commits hold, and nothing of a machine."""
-    return all(
-        words[0] in _SHOW_FILES or (words[0] == "git" and words[1:2] and words[1] in _SHOW_COMMITS)
-        for words in commands_in(command)
+    return depend(call, look) and not (
+        look.name in LOOKS_AT_FILES and consequence_of(call).keeps_files
     )
 
 
@@ -218,34 +175,3 @@ def _of_books(call: Call, messages: Sequence[Message]) -> str | None:
         case "update_plan":
             return "Plan updated"
     return None
-
-
-def _of_files(at: _Position, name: str, arguments: Mapping[str, Any]) -> LookAnswer | None:
-    """Return what a tool shows of the files as they were, or None where they aren't surely known."""
-    if name not in _OF_FILES:
-        return None
-    run = ToolRun(at.history, cwd=at.step.cwd or "/")
-    if name == "Read":
-        file = at.history.file(run.path(arguments["file_path"]))
-        if file is None or not file.is_sure or _NO_TEXT.search(arguments["file_path"]):
-            return None
-        if {"\0", "\ufffd"} & {*(file.text or "")}:
-            return None
-    result = run.call(name, arguments)
-    if not result.is_known or not result.text or result.error_kind in ("invalid_input", "other"):
-        return None
-    text = result.text
-    if result.error_kind is not None:
-        text = f"{_REFUSED}{text}</tool_use_error>"
-    elif name == "Read" and _numbers_with_tabs(at):
-        text = _ARROW.sub(r"\1\t", text)
-    return LookAnswer(text=text, source="files")
-
-
-def _numbers_with_tabs(at: _Position) -> bool:
-    """Return whether this client sets a tab behind the numbers of lines, as newer ones do."""
-    return any(
-        _WITH_TAB.match(step.text)
-        for step in at.steps
-        if step.name == "Read" and step.session == at.step.session
-    )

@@ -111,6 +111,8 @@ def test_of_a_file_of_too_many_tokens_a_window_is_read():
     assert (answer.error_kind, answer.text.count("\n")) == (None, 499)
     whole = run().call("Read", {"file_path": "/p/long.py"})
     assert "tokens) exceeds maximum allowed tokens (25000)" in whole.text
+    behind = run().call("Read", {"file_path": "/p/long.py", "offset": 90_000}).text
+    assert behind.startswith("<system-reminder>Warning: the file exists but is shorter than")
 
 
 def test_what_is_not_known_is_not_called_missing():
@@ -146,14 +148,17 @@ def test_lines_that_are_found_are_those_of_grep(on_disk, pattern, ignore_case):
 
 
 @pytest.mark.parametrize("context", [{"-A": 1}, {"-B": 2}, {"-C": 1}])
-def test_lines_around_are_those_of_grep(on_disk, context):
+def test_lines_around_are_those_of_grep_as_the_client_shows_them(on_disk, context):
     options = [f"{name}{n}" for name, n in context.items()]
     done = subprocess.run(
-        ["grep", "-rnE", *options, "return 3", "."], cwd=on_disk, capture_output=True, text=True
+        ["grep", "-rnE", *options, "return [13]", on_disk], capture_output=True, text=True
     )
-    wanted = {line.removeprefix("./") for line in done.stdout.splitlines()} - {"--"}
-    answer = run().call("Grep", {"pattern": "return 3", "output_mode": "content", **context})
-    assert {*answer.found} == wanted
+    # All before the first colon is a path to the client: a line of the context keeps its folder.
+    lines = [line.replace(str(on_disk), "/p") for line in done.stdout.splitlines()]
+    wanted = sorted(line.removeprefix("/p/") if ":" in line else line for line in lines)
+    assert "--" in wanted
+    answer = run().call("Grep", {"pattern": "return [13]", "output_mode": "content", **context})
+    assert sorted(answer.found) == wanted
 
 
 @pytest.mark.parametrize(
@@ -178,6 +183,7 @@ def test_globs_types_and_modes_narrow_a_search():
     assert run().call("Grep", {**search, "type": "yaml"}).found == (".github/run.yml",)
     counted = run().call("Grep", {**search, "output_mode": "count", "path": "tide"})
     assert counted.found == ("tide/high.py:2", "tide/low.py:1")
+    assert counted.text.endswith("\n\nFound 3 total occurrences across 2 files.")
     across = {"pattern": r"high\(\):\n    return", "multiline": True}
     assert run().call("Grep", across).found == ("tide/high.py",)
     assert run().call("Grep", {"pattern": across["pattern"]}).found == ()

@@ -1,0 +1,228 @@
+"""Say what a look shows of the files as they were, where that is surely known.
+
+Nobody may be told what was not there. So a look is answered at each commit that may have been checked out then, and
+without each file that a command may have changed since; it has an answer if all of these are the same.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from replay_pipeline.types import LookAnswer
+from replay_pipeline.workspaces.git import GitCommit
+from replay_pipeline.workspaces.history import History
+from replay_pipeline.workspaces.logs import LoggedCall
+from replay_pipeline.workspaces.sandbox import Sandbox, git_files
+from replay_pipeline.workspaces.shows import Shown, shown_by
+from replay_pipeline.workspaces.tools import MAX_READ_LINES, ToolRun
+from replay_pipeline.workspaces.tree import Tree, TreeFile, is_below
+from replay_pipeline.workspaces.working_trees import WorkingTree, text_of
+
+LOOKS_AT_FILES = frozenset({"Read", "Grep", "Glob"})
+REFUSED = "<tool_use_error>"
+"""How a client marks what a tool refused; what a person refused has no such mark."""
+_NO_TEXT = re.compile(r"\.(?:ipynb|pdf|png|jpe?g|gif|webp|bmp|ico|svg)$", re.IGNORECASE)
+"""Files that a client shows in another way than by their lines."""
+_WITH_TAB = re.compile(r"\s*\d+\t")
+_ARROW = re.compile(r"^( *\d+)→", re.MULTILINE)
+_MOST_CHARS = {"Grep": 20_000, "Bash": 30_000}
+_MOST_CHARS_READ = 60_000
+_MOST_FOUND = {"Grep": 250, "Glob": 100}
+"""Longer answers would be cut by the client, nobody knows where."""
+_MOST_POSSIBLE = 48
+"""Of so many commits at most it is tried out whether they show the same."""
+_NOTHING = ("", "(Bash completed with no output)")
+"""What clients show of a command that prints nothing, older and newer ones."""
+
+
+class LookPlace(NamedTuple):
+    """The moment before a decision: the files then, and the log around it."""
+
+    history: History
+    order: int
+    """Index of the first step of the log that comes after it."""
+    step: LoggedCall
+    """A step of the same session next to it."""
+    steps: Sequence[LoggedCall]
+
+
+def look_at(
+    at: LookPlace, name: str, arguments: Mapping[str, Any], sandbox: Sandbox | None
+) -> LookAnswer | None:
+    """Return what a call of a tool would have shown, or None where that isn't surely known.
+
+    Args:
+        at: where it looks.
+        name: the tool.
+        arguments: those of the call, with the real names of folders.
+        sandbox: runs commands that only show files and commits; without one they have no answer.
+    """
+    if name in LOOKS_AT_FILES:
+        found = _agreed(at.history, partial(_shown, at, name, arguments))
+    else:
+        is_command = name == "Bash" and sandbox is not None
+        found = _of_command(at, arguments["command"], sandbox) if is_command else None
+    if found is None or len(found.text) > _MOST_CHARS.get(name, _MOST_CHARS_READ):
+        return None
+    return found
+
+
+class _AsAt:
+    """The files in one of the ways in which they may have been.
+
+    In each, a working tree stands at another one of the commits that are about as likely. A file that
+    has changed nobody knows how is in the first as it was last seen, and empty in the others.
+
+    Args:
+        history: before the look.
+        nth: which of these ways.
+    """
+
+    def __init__(self, history: History, nth: int) -> None:
+        self._history = history
+        self._nth = nth
+        self.n_possible = 1
+        """How many ways there are that differ in what was asked for."""
+
+    def _commit(self, tree: WorkingTree) -> GitCommit | None:
+        self._history.commits(tree)
+        likely = tree.likely()
+        self.n_possible = max(self.n_possible, len(likely))
+        return likely[min(self._nth, len(likely) - 1)] if likely else None
+
+    def file(self, path: str) -> TreeFile | None:
+        """Return a file, or None outside of what is known."""
+        file = self._history.file(path)
+        if file is None or file.is_sure:
+            return file
+        tree = self._history.tree_of(path)
+        if tree is None or file.source != "git" or (commit := self._commit(tree)) is None:
+            self.n_possible = max(self.n_possible, 2)
+            return file if self._nth == 0 else TreeFile("", file.source)
+        blob = tree.repository.blob_id(commit.tree, tree.relative(path))
+        text = text_of(tree.repository.blob(blob)) if blob else None
+        return TreeFile(text, "git", is_sure=text is not None)  # it may be there without a commit
+
+    def below(self, folder: str) -> list[str] | None:
+        """Return the files below a folder."""
+        tree = self._history.tree_of(folder)
+        return self._history.below(folder, self._commit(tree) if tree is not None else None)
+
+
+def _agreed(history: History, answer: Callable[[_AsAt], LookAnswer | None]) -> LookAnswer | None:
+    """Return what is answered at each commit that comes into question, if it is the same."""
+    files = _AsAt(history, 0)
+    found = answer(files)
+    if found is None or files.n_possible > _MOST_POSSIBLE:
+        return None
+    others = (answer(_AsAt(history, nth)) for nth in range(1, files.n_possible))
+    return found if all(each == found for each in others) else None
+
+
+def _shown(
+    at: LookPlace, name: str, arguments: Mapping[str, Any], files: Tree
+) -> LookAnswer | None:
+    run = ToolRun(files, cwd=at.step.cwd or "/")
+    is_absent = False
+    if name == "Read":
+        file = files.file(run.path(arguments["file_path"]))
+        if file is None or _NO_TEXT.search(arguments["file_path"]):
+            return None
+        if file.text is not None and not _is_text(file.text):
+            return None
+        is_absent = file.is_sure
+    result = run.call(name, arguments)
+    kinds = (None, "is_directory", *(("not_found",) if is_absent else ()))
+    if not result.text or result.error_kind not in kinds:
+        return None
+    if len(result.found) > (arguments.get("head_limit") or _MOST_FOUND.get(name, 0)):
+        return None  # which ones are shown goes by an order that nobody knows
+    if name == "Read" and result.text.count("\n") + 1 >= MAX_READ_LINES:
+        return None
+    text = result.text
+    if result.error_kind is not None:
+        text = f"{REFUSED}{text}</tool_use_error>"
+    elif name == "Read" and _numbers_with_tabs(at):
+        text = _ARROW.sub(r"\1\t", text)
+    return LookAnswer(text=text, source="files")
+
+
+def _numbers_with_tabs(at: LookPlace) -> bool:
+    """Return whether this client sets a tab behind the numbers of lines, as newer ones do."""
+    return any(
+        _WITH_TAB.match(step.text)
+        for step in at.steps
+        if step.name == "Read" and step.session == at.step.session
+    )
+
+
+def _of_command(at: LookPlace, command: str, sandbox: Sandbox) -> LookAnswer | None:
+    """Return what a command prints that only shows files and commits."""
+    cwd = at.step.cwd or "/"
+    tree = at.history.tree_of(cwd)
+    shown = shown_by(command, cwd) if tree is not None else None
+    if tree is None or shown is None:
+        return None
+    head = tree.kept(at.step.answered)
+    named = [each.replace("HEAD", head or "?") for each in shown.commits]
+    if not all(map(tree.repository.has, named)):
+        return None
+    printed: dict[tuple[tuple[str, bytes], ...], LookAnswer | None] = {}
+
+    def answer(files: Tree) -> LookAnswer | None:
+        found = _files_of(files, tree, shown)
+        if found is None:
+            return None
+        key = tuple(sorted(found.items()))
+        if key not in printed:
+            printed[key] = _printed(at, tree, shown, command, found, sandbox)
+        return printed[key]
+
+    return _agreed(at.history, answer)
+
+
+def _files_of(files: Tree, tree: WorkingTree, shown: Shown) -> dict[str, bytes] | None:
+    """Return the files that a command shows, by path relative to the root, or None if one isn't there."""
+    paths = set(shown.files)
+    for folder in shown.folders:
+        paths.update(files.below(folder) or ())
+    found = {}
+    for path in paths:
+        file = files.file(path) if is_below(path, tree.root) else None
+        if file is None or not _is_text(file.text):
+            return None
+        found[tree.relative(path)] = (file.text or "").encode()
+    return found
+
+
+def _is_text(text: str | None) -> bool:
+    return text is not None and not {"\0", "\ufffd"} & {*text}
+
+
+def _printed(
+    at: LookPlace,
+    tree: WorkingTree,
+    shown: Shown,
+    command: str,
+    files: dict[str, bytes],
+    sandbox: Sandbox,
+) -> LookAnswer | None:
+    """Return what a command prints on some files."""
+    objects = None
+    if shown.commits:
+        objects = tree.repository.objects
+        commits = tree.repository.commits
+        head = tree.kept(at.step.answered) or next(iter(commits))
+        if not sandbox.can_read(objects):
+            return None
+        files |= git_files(tree.repository, commits[head], at.step.branch, at.step.answered)
+    cwd = at.step.cwd or "/"
+    ran = sandbox.run(command, root=tree.root, files=files, cwd=cwd, objects=objects)
+    if ran.status == 0 and ran.output.strip():
+        return LookAnswer(text=ran.output.strip("\n").rstrip(), source="command")
+    if ran.status == 0 or (ran.status == 1 and shown.can_find_nothing and not ran.output):
+        own = (each.text for each in at.steps if each.session == at.step.session)
+        nothing = next((text for text in own if text in _NOTHING), _NOTHING[1])
+        return LookAnswer(text=nothing, source="command")
+    return None
