@@ -306,6 +306,12 @@ def _first_of(counts: Mapping[str, Any]) -> str:
 
 def show_compare(found: Report) -> None:
     """Show which model you could have used: how similar each model was, and its cost."""
+    if not found["teachers"]:
+        say(
+            "No teacher has answered yet: `replay-pipeline verdict MODEL --estimate` shows what a verdict costs."
+        )
+        _show_results(found)
+        return
     headings = ("model", "answers", "alike", "95 %", "same", "equal", "$ per 100", "agent's")
     rows = []
     for each in found["teachers"]:
@@ -327,7 +333,11 @@ def show_compare(found: Report) -> None:
     if found["played"]:
         say(f"Play: {_PLAY}.")
     say(found["caveat"])
-    for row in found.get("results") or ():
+    _show_results(found)
+
+
+def _show_results(found: Report) -> None:
+    for row in found["results"]:
         each = "–" if row["usd_per_resolved"] is None else f"${row['usd_per_resolved']:,.2f} each"
         say(
             f"{row['model']}: {row['n_resolved']} of {row['n']} conversations with a result were resolved, "

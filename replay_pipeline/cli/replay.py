@@ -22,6 +22,7 @@ from replay_pipeline.cli.console import (
     open_words,
     out,
     print_report,
+    say,
     show_compare,
     show_control,
     show_estimate,
@@ -155,13 +156,20 @@ def verdict(
 
     with progress_bars() as on_progress:
         work = open_pipeline(settings, data, teachers=teachers, on_progress=on_progress)
+        words = []
+        if model is not None:
+            words = verdicts.prior_words(work, model, than=than, cohort=cohort, n_decisions=size)
+            if not as_json:
+                for said in words:
+                    say(f"{said[:1].upper()}{said[1:]}.")
         if model is None:
             found = compare(work)
         elif only_estimate:
-            cost, words = verdicts.verdict_estimate(
+            cost = verdicts.verdict_estimate(
                 work, model, than=than, cohort=cohort, n_decisions=size
             )
-            found = {**cost.to_json(), "words": words, "ceiling_usd": max_total_usd}
+            told = words if as_json else []
+            found = {**cost.to_json(), "words": told, "ceiling_usd": max_total_usd}
         else:
             found = verdicts.verdict_run(
                 work,

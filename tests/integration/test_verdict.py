@@ -2,12 +2,13 @@
 
 import json
 import random
+import re
 
 import pytest
 from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
-from replay_pipeline.errors import ConfigError
+from replay_pipeline.errors import ConfigError, PriceError
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.replay import openrouter_name
 from replay_pipeline.settings import Settings
@@ -115,6 +116,20 @@ def test_a_price_and_public_scores_are_told_for_free(root):
     assert found.exit_code == 0, found.output
     assert cost["expected_usd"] > 0
     assert cost["words"]
+
+
+def test_without_an_answer_and_without_a_network_what_is_known_is_told(root, tmp_path):
+    """The scores come with the program, so they are told before an error says that the rest is not to be had."""
+    found = CliRunner().invoke(app, ["verdict", "--data", str(root)])
+    assert found.exit_code == 0, found.output
+    assert "No teacher has answered yet" in found.stdout
+    offline = tmp_path / "offline.toml"
+    told = (root / "settings.toml").read_text("utf-8")
+    offline.write_text(re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:9", told), "utf-8")
+    given = ["verdict", "mistralai/new", "--estimate", "--data", str(root)]
+    found = CliRunner().invoke(app, [*given, "--settings", str(offline)])
+    assert isinstance(found.exception, PriceError)
+    assert "which wrote these sessions" in " ".join(found.stdout.split())
 
 
 def test_other_instructions_stand_in_the_place_of_the_projects_own():

@@ -452,18 +452,26 @@ def _joined(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def prior_words(
+    project: Project, model: str, *, than: str | None, cohort: str, n_decisions: int
+) -> list[str]:
+    """Return what public scores say of a model before anybody is asked, without a network."""
+    agent, _ = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
+    named = {each.name: each.model for each in project.settings.replay.teachers}
+    return words_of_scores(agent, {model: named.get(model, model)})
+
+
 def verdict_estimate(
     project: Project, model: str, *, than: str | None, cohort: str, n_decisions: int
-) -> tuple[Estimate, list[str]]:
-    """Return what a verdict would cost, and what public scores and prices say before anybody is asked."""
+) -> Estimate:
+    """Return what a verdict would cost."""
     agent, places = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
     with project.teachers(project.root.batches("states")) as teachers:
         candidate, panel = models_of(project, teachers, model, agent)
-        found = estimate(
+        return estimate(
             _states(project, sorted(places)),
             [candidate, *panel],
             ledger=project.settings.ledger_url(),
             accepted_terms=_terms([candidate, *panel]),
             **accounts(project),
         )
-    return found, words_of_scores(agent, {candidate.name: candidate.model})
