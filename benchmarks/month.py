@@ -162,7 +162,6 @@ class World:
             yaml.replace("poll_interval_seconds: 30", "poll_interval_seconds: 1")
         )
         environment["WORKSPACE"] = str(home / "workspace.yaml")
-        environment["PYTHONPATH"] = str(Path(__file__).parents[1])
         for kind in ("schedule", "sensor"):
             command = [sys.executable, "-m", "dagster", kind, "start", "--start-all"]
             command += ["-w", environment["WORKSPACE"]]

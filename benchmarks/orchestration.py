@@ -158,7 +158,6 @@ def served(work: Pipeline, log: Path) -> Iterator[tuple[str, int]]:
     """The web server and the daemon of `replay-pipeline ui`: address and process."""
     port = free_port()
     command, environment = ui_command(work.settings, port=port)
-    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     with dg.DagsterInstance.from_config(environment["DAGSTER_HOME"]) as instance:
         instance.add_dynamic_partitions("trace_batch", work.batches())
     with shared_log(log) as lines:
