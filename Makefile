@@ -47,7 +47,7 @@ INSTALL_SOME := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-
 $(VENV)/.pairs-installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@$(is_installed) || { echo "step 1 of 2: installing what makes pairs (half a gigabyte)"; \
-	  $(PYTHON) -m venv $(VENV) && $(INSTALL_SOME) -e .; }
+	  $(PYTHON) -m venv $(VENV) && $(INSTALL_SOME) -e '.[replay]'; }
 	@touch $@
 
 $(VENV)/.demo-installed: $(VENV)/.pairs-installed
@@ -72,16 +72,16 @@ test-trainer: $(STAMP)
 test-pipeline: $(STAMP)
 	$(PARALLEL) -n 4 --ignore=tests/trainer
 
-# The wheel in environments that pip makes, without extras and with the trainer's: two gigabytes, so it is
+# The wheel in environments that pip makes, up to the trainer's extra: two gigabytes, so it is
 # not part of `make test`, which has the same tests with packages that are there already.
 WHEEL_ENVIRONMENTS := build/wheel-environments
 test-wheel: $(STAMP)
 	rm -rf build/wheel $(WHEEL_ENVIRONMENTS)
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w build/wheel .
-	for extras in base base-train; do \
+	for extras in base base-replay base-replay-train; do \
 	  $(PYTHON) -m venv $(WHEEL_ENVIRONMENTS)/$$extras && \
 	  $(WHEEL_ENVIRONMENTS)/$$extras/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
-	    -c constraints.txt "$$(echo build/wheel/*.whl)$$(test $$extras = base || echo '[train]')" || exit 1; done
+	    -c constraints.txt "$$(echo build/wheel/*.whl)$$(echo $$extras | sed 's/base-*\(.*\)/[\1]/; s/-/,/g')" || exit 1; done
 	WHEEL_ENVIRONMENTS=$(WHEEL_ENVIRONMENTS) $(BIN)/python -m pytest tests/integration/test_base_install.py
 
 # Rules of accessibility, which npm brings: what the browser is asked beside what we ask it.

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 Z = 1.959964
 """95 % of a normal distribution lies within this many standard deviations."""
 
@@ -327,7 +325,7 @@ class Calibration:
         """Return the calibrated probability for a claim of `p`."""
         if not self.n_checked:
             return p
-        return float(_expit(self.shift + self.slope * _logit(np.array(p))))
+        return _expit(self.shift + self.slope * _logit(p))
 
 
 def calibrated(checks: Sequence[tuple[float, bool, float]]) -> Calibration:
@@ -342,29 +340,39 @@ def calibrated(checks: Sequence[tuple[float, bool, float]]) -> Calibration:
     """
     if len(checks) < FEWEST_CHECKED:
         return Calibration()
-    p, y, chance = (np.array(each, dtype=float) for each in zip(*checks, strict=True))
-    weights = 1 / chance
+    weights = [1 / chance for _, _, chance in checks]
     # As many as would tell as much if all had been drawn with one chance (Kish 1965).
-    weights *= weights.sum() / (weights**2).sum()
-    x = np.stack([np.ones_like(p), _logit(p)], axis=1)
-    mean, precision = np.array([0.0, 1.0]), np.array([_SHIFT_SD, _SLOPE_SD]) ** -2.0
-    found = mean.copy()
-    for _ in range(_N_STEPS):
-        said = _expit(x @ found)
-        slope = x.T @ (weights * (y - said)) - precision * (found - mean)
-        curve = (x * (weights * said * (1 - said))[:, None]).T @ x + np.diag(precision)
-        step = np.linalg.solve(curve, slope)
-        found += np.clip(step, -1.0, 1.0)
-        if np.abs(step).max() < 1e-9:
+    kish = sum(weights) / sum(weight**2 for weight in weights)
+    logits = [_logit(claim) for claim, _, _ in checks]
+    shift, slope = 0.0, 1.0
+    for _ in range(_N_STEPS):  # Newton's method
+        up_shift, up_slope = -shift / _SHIFT_SD**2, (1 - slope) / _SLOPE_SD**2
+        shift_shift, shift_slope, slope_slope = _SHIFT_SD**-2, 0.0, _SLOPE_SD**-2
+        for x, (_, is_right, _), weight in zip(logits, checks, weights, strict=True):
+            said = _expit(shift + slope * x)
+            missed, curve = kish * weight * (is_right - said), kish * weight * said * (1 - said)
+            up_shift += missed
+            up_slope += missed * x
+            shift_shift += curve
+            shift_slope += curve * x
+            slope_slope += curve * x * x
+        area = shift_shift * slope_slope - shift_slope**2
+        steps = (
+            (slope_slope * up_shift - shift_slope * up_slope) / area,
+            (shift_shift * up_slope - shift_slope * up_shift) / area,
+        )
+        shift += min(1.0, max(-1.0, steps[0]))
+        slope += min(1.0, max(-1.0, steps[1]))
+        if max(map(abs, steps)) < 1e-9:
             break
     # A surer claim is never worth less.
-    return Calibration(float(found[0]), max(0.0, float(found[1])), len(checks))
+    return Calibration(shift, max(0.0, slope), len(checks))
 
 
-def _logit(p: np.ndarray) -> np.ndarray:
-    kept = np.clip(p, _SUREST, 1 - _SUREST)
-    return np.log(kept / (1 - kept))
+def _logit(p: float) -> float:
+    kept = min(1 - _SUREST, max(_SUREST, p))
+    return math.log(kept / (1 - kept))
 
 
-def _expit(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
+def _expit(x: float) -> float:
+    return 1 / (1 + math.exp(-x))

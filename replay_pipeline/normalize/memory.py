@@ -2,9 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from operator import eq
 from typing import Self
-
-import numpy as np
 
 N_BANDS = 16
 """Bands of a signature. Two rows are compared only if one band is equal."""
@@ -115,4 +114,5 @@ def _bands_of(key: bytes) -> list[bytes]:
 
 
 def _agreement(one: bytes, other: bytes) -> float:
-    return float((np.frombuffer(one, np.uint32) == np.frombuffer(other, np.uint32)).mean())
+    values = memoryview(one).cast("I")
+    return sum(map(eq, values, memoryview(other).cast("I"))) / len(values)

@@ -5,13 +5,23 @@ classifier sees only the two sides, and predicts for sessions that it was not fi
 right half the time. Anything above that can be learned without reading a prompt.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
+
+from replay_pipeline.storage.arrays import Numpy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Features = tuple[np.ndarray, np.ndarray]  # indexes of weights, and the value of each feature
+else:
+    np = Numpy()
 
 WARN_ABOVE = 0.65
 """Above this accuracy, the pairs are mostly about how the sides look."""
@@ -20,11 +30,8 @@ _MAX_FOLDS = 5
 _MAX_CHARS = 2_000
 _GRAM_CHARS = (1, 2, 3, 4)
 _HASH_BITS = 18
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER = 0x9E3779B97F4A7C15
 _N_STEPS, _RATE, _RIDGE = 80, 4.0, 1e-3
-
-Features = tuple[np.ndarray, np.ndarray]
-"""Indexes of weights, and the value of each feature. Both have the same length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +121,9 @@ def _ngrams(message: str) -> Features:
         rolling = np.full(max(len(codes) - n + 1, 0), n, np.uint64)
         for shift in range(n):
             rolling = rolling * _MULTIPLIER + codes[shift : shift + len(rolling)]
-        hashes = np.concatenate([hashes, rolling * _MULTIPLIER >> np.uint64(64 - _HASH_BITS)])
+        hashes = np.concatenate(
+            [hashes, rolling * np.uint64(_MULTIPLIER) >> np.uint64(64 - _HASH_BITS)]
+        )
     places, counts = np.unique(hashes.astype(np.int64), return_counts=True)
     return places, np.log1p(counts) / max(np.sqrt(np.square(np.log1p(counts)).sum()), 1e-9)
 

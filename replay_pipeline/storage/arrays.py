@@ -3,11 +3,21 @@
 `pyarrow.array` imports pandas on its first call, which takes as much memory as a whole ingester.
 """
 
+import importlib
+from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
+
+
+class Numpy:
+    """Numpy, loaded at its first use: ingesting and looking go without it."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what numpy calls `name`."""
+        return getattr(importlib.import_module("numpy"), name)
 
 
 def array_of(values: list[Any], type_: pa.DataType) -> pa.Array:
@@ -23,14 +33,9 @@ def array_of(values: list[Any], type_: pa.DataType) -> pa.Array:
     if pa.types.is_string(type_):
         return string_array(values)
     if pa.types.is_boolean(type_):
-        bits = np.packbits(np.array(list(map(bool, values)), bool), bitorder="little")
-        return pa.Array.from_buffers(type_, len(values), [_validity(values), pa.py_buffer(bits)])
-    dtype = {
-        pa.int32(): np.int32,
-        pa.int64(): np.int64,
-        pa.float64(): np.float64,
-    }.get(type_, np.int64)
-    numbers = np.array([0 if value is None else value for value in values], dtype)
+        return pa.Array.from_buffers(type_, len(values), [_validity(values), _bits(values)])
+    code = {pa.int32(): "i", pa.float64(): "d"}.get(type_, "q")
+    numbers = array(code, [0 if value is None else value for value in values])
     return pa.Array.from_buffers(type_, len(values), [_validity(values), pa.py_buffer(numbers)])
 
 
@@ -60,15 +65,17 @@ def _utf8(values: Sequence[str | bytes | None]) -> tuple[bytes, list[int]]:
 
 
 def _offsets(lengths: list[int]) -> pa.Buffer:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    offsets = list(accumulate(lengths, initial=0))
     if offsets[-1] >= 1 << 31:
         raise OverflowError("the texts of one array are larger than 2 GB")
-    return pa.py_buffer(offsets.astype(np.int32))
+    return pa.py_buffer(array("i", offsets))
 
 
 def _validity(values: Sequence[Any]) -> pa.Buffer | None:
-    is_null = [value is None for value in values]
-    if not any(is_null):
-        return None
-    return pa.py_buffer(np.packbits(~np.array(is_null), bitorder="little"))
+    return _bits([value is not None for value in values]) if None in values else None
+
+
+def _bits(values: Sequence[Any]) -> pa.Buffer:
+    """Return a bit for each value, the first one lowest."""
+    digits = "".join(["1" if value else "0" for value in reversed(values)])
+    return pa.py_buffer(int(digits or "0", 2).to_bytes((len(values) + 7) // 8, "little"))

@@ -12,14 +12,15 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.storage.processes import start_environment
 from replay_pipeline.testing.router import PREFIX, Bill, Request, Response, Router, Script
 from replay_pipeline.types import SAMPLE_TEACHERS, TeacherSpec
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from {} import main; main()"
 
@@ -65,6 +66,8 @@ class TeacherServer:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> "TeacherServer":
+        import aiohttp  # noqa: F401, PLC0415 -- where it is missing, the error names its extra
+
         if isinstance(self._answers, str | Path) and not Path(self._answers).is_file():
             raise ConfigError(f"{self._answers}: no such file of recorded answers")
         self._folder = tempfile.TemporaryDirectory(prefix="teachers-")
@@ -201,6 +204,8 @@ async def _serve(
     until_eof: bool,
     on_ready: Callable[[str], None] | None,
 ) -> None:
+    from aiohttp import web  # noqa: PLC0415 -- looking and ingesting go without it
+
     async def answer(request: web.Request) -> web.StreamResponse:
         """Answer one request. It is computed and charged even if the client leaves."""
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -230,8 +235,10 @@ def _wait_for_eof() -> None:
         sys.stdin.read()
 
 
-async def _delivered(request: web.Request, response: Response) -> web.StreamResponse:
+async def _delivered(request: "web.Request", response: Response) -> "web.StreamResponse":
     """Send a reply, or hang up before it or within it, as a flaky server does."""
+    from aiohttp import web  # noqa: PLC0415 -- looking and ingesting go without it
+
     if response.delivery == "never":
         await asyncio.Event().wait()
     headers = {"content-type": "application/json", **response.headers}

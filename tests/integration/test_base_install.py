@@ -1,6 +1,6 @@
-"""A wheel without extras: its commands work, and what an extra brings is named in one line.
+"""A wheel without extras reads and shows sessions, and names in one line what an extra brings.
 
-And one with the trainer's extra alone. The environments are put together from the packages that are
+And one with the extra of replays, and the trainer's. The environments are put together from the packages that are
 installed here, which takes seconds; `make test-wheel` has pip make them, and names their folder.
 """
 
@@ -24,7 +24,7 @@ from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import PROJECT
 
 ROOT = Path(__file__).parents[2]
-MAX_PACKAGES, MAX_BYTES = 48, 330_000_000
+MAX_PACKAGES, MAX_BYTES = 26, 250_000_000
 TINY = yaml.safe_load((ROOT / "trainer" / "tiny.yaml").read_text("utf-8"))
 TWO_STEPS = yaml.safe_dump(
     TINY
@@ -98,11 +98,21 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def with_trainer(tmp_path_factory):
-    return _environment(tmp_path_factory.mktemp("train"), "train")
+    return _environment(tmp_path_factory.mktemp("train"), "replay", "train")
+
+
+@pytest.fixture(scope="module")
+def with_replay(tmp_path_factory):
+    return _environment(tmp_path_factory.mktemp("replay"), "replay")
 
 
 @pytest.fixture
-def command(base, tmp_path):
+def command(with_replay, tmp_path):
+    return _commands(with_replay[0], tmp_path)
+
+
+@pytest.fixture
+def base_command(base, tmp_path):
     return _commands(base[0], tmp_path)
 
 
@@ -130,7 +140,7 @@ def test_the_base_is_small(base):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_base_take_sessions_to_a_dataset_folder(command, tmp_path):
+def test_the_commands_take_sessions_to_a_dataset_folder(command, tmp_path):
     data = ("--data", "root")
     sessions = sorted(PROJECT.glob("*.jsonl"))
     (tmp_path / "none.toml").write_text("[normalize]\nrecipe = 'none'\n")
@@ -144,8 +154,14 @@ def test_the_commands_of_the_base_take_sessions_to_a_dataset_folder(command, tmp
 
 
 @pytest.mark.slow
-def test_the_page_of_the_wheel_has_its_libraries_and_their_licenses(command, tmp_path):
-    command("look", *sorted(PROJECT.glob("*.jsonl"))[:1], "--to", "page")
+def test_the_base_reads_sessions_and_its_page_has_its_libraries_and_their_licenses(
+    base_command, tmp_path
+):
+    sessions = sorted(PROJECT.glob("*.jsonl"))[:1]
+    base_command("ingest", *sessions, "--data", "root")
+    error = base_command("estimate", "--data", "root", rc=2).stderr
+    assert "pip install 'replay-pipeline[replay]'" in error
+    base_command("look", *sessions, "--to", "page")
     web = ROOT / "replay_pipeline" / "pages" / "web"
     licenses = {"chart.umd": "MIT", "markdown-it.umd": "MIT", "purify": "Apache License"}
     for library, license_name in licenses.items():

@@ -7,13 +7,13 @@ closely as they show it (Beta and Dirichlet posteriors; Gelman et al., "Bayesian
 2.4 and 3.4). The interval holds nine of ten outcomes. `benchmarks/estimate.py` holds it to bills.
 """
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.judge.answers import AGENT, AnswerBook, ExtractOptions
 from replay_pipeline.judge.belief import kind_of
@@ -26,9 +26,16 @@ from replay_pipeline.replay.buy.places import Place
 from replay_pipeline.replay.buy.policy import Policy, copies_agent
 from replay_pipeline.replay.dialects.prices import NANO, Price, usd
 from replay_pipeline.replay.dialects.sizes import MIN_CACHED_TOKENS, Learned
+from replay_pipeline.storage.arrays import Numpy
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 
-Array = np.ndarray
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray
+else:
+    np = Numpy()
+
 Range = tuple[float, float]
 
 _N_DRAWS = 300
@@ -237,7 +244,7 @@ def _whole(values: Array) -> Range:
 
 
 def _covered(
-    order: Sequence[int], by_state: Array, votes: "_Votes", ceiling_usd: float, n_left: int
+    order: Sequence[int], by_state: Array, votes: _Votes, ceiling_usd: float, n_left: int
 ) -> Purchase:
     """Return what a ceiling pays for: states are begun in order, and ended."""
     places = np.array(order, dtype=int)

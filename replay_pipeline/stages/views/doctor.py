@@ -24,6 +24,13 @@ _EXTRAS = {
 }
 _TRAINER = ("torch", "trl")
 _FURTHER_EXTRAS = {
+    "aiohttp": "replay",
+    "httpx": "replay",
+    "httpx_aiohttp": "replay",
+    "jsonschema": "replay",
+    "numpy": "replay",
+    "rensa": "replay",
+    "websockets": "replay",
     "datasets": "train",
     "dagster_webserver": "dagster",
     "ray": "ray",
