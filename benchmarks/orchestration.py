@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,10 +41,8 @@ from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.testing import TeacherServer
 from tests.support.dagster_web import (
-    backfill_status,
     free_port,
     graphql,
-    launch_backfill,
     launch_batch,
     process_tree,
     sign_in,
@@ -57,6 +55,43 @@ T = TypeVar("T")
 
 ASSETS = ("trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs")
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+_BACKFILL = """
+mutation Backfill($params: LaunchBackfillParams!) {
+  launchPartitionBackfill(backfillParams: $params) {
+    __typename
+    ... on LaunchBackfillSuccess { backfillId }
+    ... on PythonError { message }
+  }
+}
+"""
+_BACKFILL_STATUS = """
+query Backfill($id: String!) {
+  partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill { status } }
+}
+"""
+
+
+def launch_backfill(url: str, batches: Sequence[str], assets: Sequence[str]) -> str:
+    """Ask for assets of many batches at once, as the UI does; returns the backfill's id.
+
+    Raises:
+        OSError: nobody answers, or the backfill is refused, as it is until the server has its code
+            location.
+    """
+    params = {"assetSelection": [{"path": [a]} for a in assets], "partitionNames": [*batches]}
+    launched = graphql(url, _BACKFILL, params=params)["launchPartitionBackfill"]
+    if launched["__typename"] != "LaunchBackfillSuccess":
+        raise OSError(f"{url}: no backfill was started: {launched}")
+    return launched["backfillId"]
+
+
+def backfill_status(url: str, backfill_id: str) -> str:
+    """How far a backfill is: `REQUESTED` until its runs have ended, then how they did.
+
+    Raises:
+        OSError: nobody answers.
+    """
+    return graphql(url, _BACKFILL_STATUS, id=backfill_id)["partitionBackfillOrError"]["status"]
 
 
 def make_root(folder: Path, n: int, server: TeacherServer) -> Pipeline:

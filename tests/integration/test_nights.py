@@ -1,10 +1,12 @@
-"""Nights that degrade and go on: the daemon and a worker are really killed, and teachers stop answering."""
+"""Nights that degrade and go on: processes of Dagster are really killed, and teachers stop answering."""
 
 import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
@@ -12,11 +14,12 @@ import pytest
 
 from replay_pipeline.assets import serve
 from replay_pipeline.assets.code_location import define
+from replay_pipeline.assets.dead_runs import is_running
 from replay_pipeline.assets.instance import open_instance, ui_command
 from replay_pipeline.assets.night import failure_facts
 from replay_pipeline.assets.resources import PipelineResource
 from tests.integration.processes import instance_of, wait_until
-from tests.roots import pipeline_at, served_root
+from tests.roots import PROJECT, pipeline_at, served_root
 from tests.support.dagster_web import free_port, launch_batch, process_tree, sign_in
 from tests.support.teachers import TeacherServer
 
@@ -34,10 +37,24 @@ def daemon_below(pid: int) -> int | None:
     return None
 
 
-def test_a_killed_daemon_is_started_again_and_a_killed_run_goes_on_without_paying_twice(tmp_path):
+def claimed(instance: dg.DagsterInstance) -> set[str]:
+    return instance.event_log_storage.get_concurrency_info("teachers").active_run_ids
+
+
+def wait_for_the_end(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """Wait for the run's own process: what was killed stands for it, and takes it along a little later."""
+    (start,) = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_START)
+    deadline = time.monotonic() + 60
+    while is_running(start.get_dagster_event().pid, since=start.timestamp):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_killed_daemon_is_started_again_and_killed_runs_go_on_without_paying_twice(tmp_path):
+    """First the daemon is killed, then a run's own process, then all of the tree at once."""
     root, log = tmp_path / "data", tmp_path / "ui.log"
     with TeacherServer(script=LOOK, latency=0.5) as server:
-        work = served_root(root, server)
+        work = served_root(root, server, sessions=PROJECT)
         batch = work.ingest_new()[0]
         with open_instance(work) as instance:
             instance.add_dynamic_partitions("trace_batch", [batch])
@@ -70,13 +87,44 @@ def test_a_killed_daemon_is_started_again_and_a_killed_run_goes_on_without_payin
                     os.kill(pid, signal.SIGKILL)
                 wait_until(lambda: statuses() == ["FAILURE", "SUCCESS"], ui, log=log)
                 assert instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
-            assert "ended with signal 9" in log.read_text()
-            # What was in flight when the worker was killed may be asked again; the rest is kept.
-            assert server.bill().n_duplicates <= 64
-            assert ui.poll() is None
+                assert "ended with signal 9" in log.read_text()
+                # What was in flight when the worker was killed may be asked again; the rest is kept.
+                assert server.bill().n_duplicates <= 64
+
+                for path in (*root.glob("ledger.sqlite*"), *root.glob("receipts/replay/*")):
+                    path.unlink()  # so that there is something to buy
+                last = launch_batch(sign_in(log), batch)
+                wait_until(lambda: claimed(instance) == {last}, ui, log=log)
+                assert ui.poll() is None
+                for pid in process_tree(ui.pid):
+                    with contextlib.suppress(ProcessLookupError):  # it ended with the one before
+                        os.kill(pid, signal.SIGKILL)
+                ui.wait(60)
+                run = instance.get_run_by_id(last)
+                assert run is not None
+                assert run.status == dg.DagsterRunStatus.STARTED
+                wait_for_the_end(instance, run)
         finally:
             ui.send_signal(signal.SIGTERM)
             ui.wait(120)
+    with open_instance(pipeline_at(root)) as instance:
+        run = instance.get_run_by_id(last)
+        assert run is not None
+        assert run.status == dg.DagsterRunStatus.FAILURE
+        assert not claimed(instance)
+
+
+def test_a_process_is_told_from_one_that_was_given_its_number_later():
+    me = os.getpid()
+    now = datetime.now(UTC).timestamp()
+    assert is_running(me, since=now)
+    assert not is_running(me, since=now - 10 * 86_400 * 365)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert is_running(child.pid, since=datetime.now(UTC).timestamp())
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_running(child.pid, since=datetime.now(UTC).timestamp())
+    assert not is_running(child.pid, since=datetime.now(UTC).timestamp())
 
 
 def test_a_daemon_that_dies_again_and_again_ends_with_an_exit_code_of_its_own(
@@ -92,13 +140,13 @@ def test_a_daemon_that_dies_again_and_again_ends_with_an_exit_code_of_its_own(
     assert told[-1].startswith("error: Dagster's daemon ended 5 times")
 
 
-@pytest.mark.parametrize(("share", "outcome"), [(0.6, "fails"), (0.2, "warns"), (1.0, "fails")])
+@pytest.mark.parametrize(("share", "outcome"), [(0.6, "fails"), (0.2, "warns")])
 def test_a_night_whose_calls_fail_is_told_within_its_own_run(tmp_path, monkeypatch, share, outcome):
     root = tmp_path / "data"
     monkeypatch.setenv("REPLAY_DATA", str(root))
     fault = {"kind": "malformed_arguments", "probability": share}
     with TeacherServer(script=LOOK, faults=[fault]) as server:
-        work = served_root(root, server)
+        work = served_root(root, server, sessions=PROJECT)
         work.find_batches()
         batch = work.batches()[0]
         with instance_of(root) as instance:

@@ -34,18 +34,6 @@ def run(tmp_path, monkeypatch):
     return lambda *words: CliRunner().invoke(app, [*map(str, words)])
 
 
-def test_ingest_tells_what_was_new_and_where_it_is_and_a_second_one_that_nothing_was(run, tmp_path):
-    first = run("ingest", SESSION)
-    assert first.exit_code == 0, first.output
-    assert str(tmp_path / "root") in first.output
-    assert "redacted" in first.output
-    assert "fidelity" in first.output
-    assert "replay-pipeline estimate" in first.output
-    assert "Nothing was new" not in first.output
-    assert "Read 1 of 1 files with" in first.output
-    assert "Nothing was new" in run("ingest", SESSION).output
-
-
 def test_ingest_says_in_one_sentence_what_was_read_what_not_and_why(run, tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "a.json").write_text('{"no": "session"}')

@@ -122,12 +122,3 @@ def test_a_total_that_was_announced_stays_whatever_the_parts_say():
     done = [each.n_done for each in seen]
     assert done == sorted(done)
     assert done[-1] == 3_544
-
-
-def test_a_total_that_comes_late_stays_and_the_bar_never_goes_back():
-    stage = StageProgress()
-    told = [(0, None), (1, 120), (61, 120), (60, None), (120, 120)]
-    seen = [stage.whole(Progress(stage="train", n_done=n, n_total=total)) for n, total in told]
-    assert [(each.n_done, each.n_total) for each in seen] == [
-        (0, None), (1, 120), (61, 120), (61, 120), (120, 120),
-    ]  # fmt: skip

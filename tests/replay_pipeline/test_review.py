@@ -64,14 +64,6 @@ def test_session_text_of_a_portion_is_only_data(judged):
     assert json.loads(inert(json.dumps(shown)))["title"] == ATTACK
 
 
-def test_what_became_of_tried_sides_is_on_the_page(judged):
-    _, _, report = judged
-    tried = {"chosen_trial": "works", "rejected_trial": "fails: string_not_found"}
-    pairs = [{**report.pairs[0], **tried}, *report.pairs[1:]]
-    item = portion("tried", pairs)["items"][0]
-    assert {name: item[name] for name in tried} == tried
-
-
 def test_the_diff_of_the_files_is_on_the_page(judged):
     _, _, report = judged
     pair = report.pairs[0]
@@ -88,12 +80,6 @@ def test_batches_are_shown_in_portions_the_newest_first():
     assert list(in_portions(sizes, 5)) == [["d"], ["c"], ["a", "b"]]
     assert list(in_portions(sizes, 100)) == [["a", "b", "c", "d"]]
     assert list(in_portions([], 5)) == []
-
-
-def test_marks_are_read(tmp_path):
-    path = tmp_path / "marks.json"
-    path.write_text(json.dumps({"format": "replay-pipeline marks 2", "marks": {"p": "reject"}}))
-    assert read_marks(path) == {"p": "reject"}
 
 
 @pytest.mark.parametrize(
@@ -116,10 +102,6 @@ def test_other_files_are_no_marks(tmp_path, text, error, what):
         path.write_text(text)
     with pytest.raises(error, match=what):
         read_marks(path)
-
-
-def _joined(sides):
-    return "\n".join("".join(text for text, _ in side) for side in sides if side is not None)
 
 
 def test_sides_are_shown_as_they_are_published():

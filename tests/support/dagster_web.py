@@ -21,20 +21,6 @@ mutation Launch($params: ExecutionParams!) {
 }
 """
 _STATUS = "query Run($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
-_BACKFILL = """
-mutation Backfill($params: LaunchBackfillParams!) {
-  launchPartitionBackfill(backfillParams: $params) {
-    __typename
-    ... on LaunchBackfillSuccess { backfillId }
-    ... on PythonError { message }
-  }
-}
-"""
-_BACKFILL_STATUS = """
-query Backfill($id: String!) {
-  partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill { status } }
-}
-"""
 _ENDED = ("SUCCESS", "FAILURE", "CANCELED")
 _PATIENCE_S = 180.0
 _PASSWORDS = urllib.request.HTTPPasswordMgrWithDefaultRealm()
@@ -149,29 +135,6 @@ def wait_for_run(url: str, run_id: str) -> str:
         if time.monotonic() > end:
             raise TimeoutError(f"{url}: run {run_id} is {status} after {_PATIENCE_S:g} s")
         time.sleep(0.05)
-
-
-def launch_backfill(url: str, batches: Sequence[str], assets: Sequence[str]) -> str:
-    """Ask for assets of many batches at once, as the UI does; returns the backfill's id.
-
-    Raises:
-        OSError: nobody answers, or the backfill is refused, as it is until the server has its code
-            location.
-    """
-    params = {"assetSelection": [{"path": [a]} for a in assets], "partitionNames": [*batches]}
-    launched = graphql(url, _BACKFILL, params=params)["launchPartitionBackfill"]
-    if launched["__typename"] != "LaunchBackfillSuccess":
-        raise OSError(f"{url}: no backfill was started: {launched}")
-    return launched["backfillId"]
-
-
-def backfill_status(url: str, backfill_id: str) -> str:
-    """How far a backfill is: `REQUESTED` until its runs have ended, then how they did.
-
-    Raises:
-        OSError: nobody answers.
-    """
-    return graphql(url, _BACKFILL_STATUS, id=backfill_id)["partitionBackfillOrError"]["status"]
 
 
 def process_tree(pid: int) -> list[int]:

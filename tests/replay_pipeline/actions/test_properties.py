@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from replay_pipeline.actions import LEVELS, agreement_level, agrees_at, canonical_action
 from replay_pipeline.actions.agreement import strictness
-from replay_pipeline.actions.edits import has_perfect_matching
 from replay_pipeline.actions.keys import depend
 from replay_pipeline.actions.shell import parsed_plan, shell_plan
 
@@ -211,23 +210,6 @@ def test_assignment_of_parallel_calls_is_the_best_one(ours, theirs):
         n = range(len(ours))
         best = max(min(singles[i][order[i]] for i in n) for order in permutations(n))
     assert strictness(agreement_level(one, other)) == best
-
-
-@steady
-@given(st.lists(st.lists(st.integers(0, 4), max_size=5, unique=True), min_size=5, max_size=5))
-def test_perfect_matching_agrees_with_trying_all(edges):
-    from itertools import permutations
-
-    tried = any(all(order[i] in edges[i] for i in range(5)) for order in permutations(range(5)))
-    assert has_perfect_matching(edges, 5) == tried
-
-
-@steady
-@given(commands)
-def test_any_command_can_be_read(command):
-    plan = shell_plan.__wrapped__(command, CWD)
-    assert plan == shell_plan.__wrapped__(command, CWD)
-    assert hash(plan) == hash(plan)
 
 
 simple = st.lists(

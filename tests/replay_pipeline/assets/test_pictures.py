@@ -4,8 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from replay_pipeline.stages.work.markdown import MAX_CHARS, bars, curve, quantile
-from tests.hostile import HOSTILE
+from replay_pipeline.stages.work.markdown import MAX_CHARS, bars, curve
 
 
 def picture(metadata) -> ElementTree.Element:
@@ -24,17 +23,6 @@ def test_bars_are_a_table_with_the_largest_first():
     assert [line.count("█") for line in lines[2:]] == [20, 5, 0]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_bar_keeps_its_row_whatever_its_name(name):
-    assert [line.count("|") for line in bars({name: 1}).splitlines()] == [4, 4, 4]
-
-
-def test_many_bars_end_in_a_sum_of_the_rest():
-    lines = bars({f"n{i}": 1 for i in range(100)}).splitlines()
-    assert len(lines) == 15
-    assert lines[-1].startswith("| 88 more | 88 |")
-
-
 @pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [-1e-9, 3.0], [i**0.5 for i in range(1000)]])
 def test_a_curve_has_a_point_per_step_until_it_is_thinned(values):
     metadata = curve("loss", values)
@@ -43,14 +31,3 @@ def test_a_curve_has_a_point_per_step_until_it_is_thinned(values):
     assert len(points) == min(len(values), 51)
     assert all(0 <= x <= 440 and 0 <= y <= 142 for x, y in points)
     assert len(metadata) <= MAX_CHARS
-
-
-@pytest.mark.parametrize("metadata", [bars({}), curve("loss", [])])
-def test_nothing_to_draw_is_said_in_words(metadata):
-    assert metadata == "*none*"
-
-
-def test_quantiles_are_values_that_were_seen():
-    assert quantile([], 0.5) == 0.0
-    assert quantile([1.0], 0.95) == 1.0
-    assert quantile([float(n) for n in range(100)], 0.95) == 95.0

@@ -107,13 +107,6 @@ def test_a_licence_of_the_caller_replaces_the_default(tmp_path, kept_table):
     assert "license_name" not in data
 
 
-def test_a_dataset_without_rows_has_a_card(tmp_path, kept_table):
-    report = publish([("b", kept_table())], folder=tmp_path / "set")
-    assert report.rows_by_split["pairs"] == {"train": 0, "test": 0}
-    configs = metadata((tmp_path / "set" / "README.md").read_text("utf-8"))["configs"]
-    assert [config["config_name"] for config in configs] == ["pairs"]
-
-
 def test_the_text_of_a_session_cannot_break_out_of_its_cell_or_block(
     tmp_path, kept_table, make_kept
 ):

@@ -94,15 +94,6 @@ def test_a_second_machine_adds_its_batch_to_what_is_there(server, target, kept_t
     assert data_paths(held(server, target)["files"]) == set(whole)
 
 
-def test_a_replaced_batch_is_one_commit(server, target, kept_table):
-    publish([("b1", kept_table(*range(10))), ("b2", kept_table(*range(10, 20)))], **target)
-    report = publish([("b2", kept_table(*range(10, 15)))], **target)
-    repository = held(server, target)
-    assert repository["commits"][0]["sha"] == report.commit
-    assert len(repository["commits"]) == 3
-    assert data_paths(repository["files"]) == set(file_contents(target["folder"], ""))
-
-
 FAULTS = {
     "conflict": {"match": COMMIT, "status": 409, "times": 3},
     "stale-parent": {"match": COMMIT, "status": 412, "times": 7},

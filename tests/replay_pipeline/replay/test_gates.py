@@ -2,18 +2,16 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.replay import (
     RECOMMENDED_GATES,
     estimate,
     parse_gates,
     replay_states,
 )
-from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK
 from tests.support.gates import bought, measured
@@ -197,67 +195,6 @@ def read(offset, limit):
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-TWO_OF_ONE_VENDOR = (
-    *TEACHERS,
-    TeacherSpec(name="small", model="qwen/qwen3-small", api_key_env=None),
-    TeacherSpec(name="own", model="anthropic/claude-opus-4.7", api_key_env=None),
-)
-# Lines 1-10, 8-17 and 15-24 overlap in a chain; 40-49 stand alone.
-chained_reads = st.sampled_from([read(1, 10), read(8, 10), read(15, 10), read(40, 10), None])
-
-
-def n_against_student(outcomes):
-    """States with a consensus against the student, undisputed: pairs, and what evidence stopped."""
-    kinds = ("pair", "deferred", "infeasible", "refusal", "early_stop", "call_count")
-    return sum(outcomes.get(kind, 0) for kind in kinds)
-
-
-@settings(max_examples=400, deadline=None)
-# A dispute among those that vote, which an answer of the student's own family settles.
-@example(
-    read(15, 10),
-    (read(1, 10), read(1, 10), read(15, 10), read(1, 10), read(1, 10)),
-    TWO_OF_ONE_VENDOR,
-    1,
-    False,
-)
-@given(
-    chained_reads.filter(bool),
-    st.tuples(*[chained_reads] * 5),
-    st.permutations(TWO_OF_ONE_VENDOR),
-    st.integers(1, 3),
-    st.booleans(),
-)
-def test_cheap_first_gives_exactly_the_pairs_of_asking_everybody(
-    student, actions, teachers, threshold, count_own_family
-):
-    """Reads agree with their neighbours only, so groups overlap; two teachers are one family."""
-    state = {**make_state(0), "student_action": student, "student_model": "claude-sonnet-4-5"}
-    answers = [
-        TeacherAction(
-            state_id="s0",
-            teacher=teacher.name,
-            family=teacher.vendor,
-            action=action,
-            error_code=None if action else "timeout",
-        )
-        for teacher, action in zip(teachers, actions, strict=True)
-    ]
-    options = {"count_own_family": count_own_family}
-    gates = parse_gates(["cheap_first"], threshold=threshold, **options)
-    poll = gates.poll(state)
-    for place, answer in enumerate(answers):
-        if gates.verdict(poll, {teacher.vendor for teacher in teachers[place:]}).reason:
-            break
-        poll.add(answer)
-    asked, everyone = (
-        extract_pairs([state], rows, threshold, **options)
-        for rows in (answers[: poll.n_asked], answers)
-    )
-    assert asked.pairs == everyone.pairs
-    assert poll.makes_pair() == bool(n_against_student(asked.outcome_counts))
-
-
 def test_a_third_vote_that_makes_a_dispute_is_asked_for():
     """Two for another action, the third and the student for the recorded one: no pair."""
     states = [make_state(0)]
@@ -269,25 +206,3 @@ def test_a_third_vote_that_makes_a_dispute_is_asked_for():
         poll.add(answer)
     assert not poll.makes_pair()
     assert extract_pairs(states, answers).outcome_counts == {"contested": 1}
-
-
-@pytest.mark.slow
-def test_cheap_first_loses_no_pair_of_the_sample():
-    states = list(ClaudeCodeIngester().ingest(SESSIONS_DIR))
-    recorded = [json.loads(line) for line in ANSWERS_FILE.read_text("utf-8").splitlines()]
-    answers = [
-        TeacherAction(
-            state_id=one["state_id"],
-            teacher=one["model"],
-            model=one["model"],
-            action=one["message"],
-            finish_reason=one["finish_reason"],
-            cost_usd=1.0,
-        )
-        for one in recorded
-    ]
-    full = extract_pairs(states, answers, include_natural=False)
-    cheap_first = measured(states, TEACHERS, answers, ["cheap_first"])
-    assert cheap_first.n_pairs == n_against_student(full.outcome_counts) > 100
-    assert cheap_first.n_pairs_lost == 0
-    assert cheap_first.n_calls_saved > len(states) / 3

@@ -76,8 +76,7 @@ def sample_states():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("seed", "fraction"), [(1, 0.0), (2, 0.1), (3, 0.5)])
 def test_of_sessions_with_subagents_resumes_and_forks_no_conversation_is_on_both_sides(
     sample_states, seed, fraction, tmp_path
 ):

@@ -55,18 +55,6 @@ def test_odd_sources_beside_a_session_are_told_and_the_session_is_read(
     assert "states 3" in told(run.output)
 
 
-def test_logs_that_are_all_utf_16_are_read(tmp_path: Path):
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    for name in ("one", "two"):
-        text = a_log(tmp_path, name).read_text()
-        (logs / f"{name}.jsonl").write_text(text, "utf-16")
-    for _ in range(2):
-        run = CliRunner().invoke(app, ["ingest", str(logs), "--data", str(tmp_path / "root")])
-        assert run.exit_code == 0, run.output
-    assert "states 2" in told(run.output)
-
-
 def test_a_batch_of_nothing_but_other_files_is_counted_and_said_once(tmp_path: Path):
     logs, root = tmp_path / "logs", tmp_path / "root"
     logs.mkdir()

@@ -109,21 +109,3 @@ def test_a_comparison_weighs_the_decisions_that_a_gate_asked_on_at_by_chance(roo
             each["n_same"] + each["n_equal"] + each["n_other"]
         )
         assert plain < each["share_alike"]
-
-
-def test_a_comparison_says_which_teachers_a_gate_kept_from_decisions(root, tmp_path):
-    """What `cheap_first` leaves out are decisions at which a cheaper teacher agrees with the agent."""
-    every = compare(pipeline_at(root))
-    assert "not all were put to everybody" not in every["caveat"]
-    gated = compared(tmp_path, "cheap_first")
-    n_asked = {each["teacher"]: each["n"] for each in gated["teachers"]}
-    n_states = max(n_asked.values())
-    fewer = {name: n for name, n in n_asked.items() if n < n_states}
-    assert 0 < len(fewer) < len(n_asked)
-    assert f" Of {n_states:,} decisions, not all were put to everybody: " in gated["caveat"]
-    assert all(f"{name} at {n:,}" in gated["caveat"] for name, n in fewer.items())
-    alike = [
-        {each["teacher"]: each["share_alike"] for each in found["teachers"]}
-        for found in (every, gated)
-    ]
-    assert all(alike[1][name] < alike[0][name] for name in fewer)

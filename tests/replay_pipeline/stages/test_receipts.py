@@ -6,23 +6,6 @@ def receipt(stage: str, batch: str, **report) -> Receipt:
     return Receipt(stage=stage, batch=batch, version=1, report=report, seconds=1.0)
 
 
-def test_a_receipt_comes_back_marked_as_reused(tmp_path):
-    receipts = Receipts(tmp_path)
-    receipts.write(receipt("ingest", "b1", n_states=3))
-    found = receipts.read("ingest", "b1")
-    assert found is not None
-    assert found.is_reused
-    assert found.report == {"n_states": 3}
-
-
-def test_a_broken_receipt_counts_as_none(tmp_path):
-    receipts = Receipts(tmp_path)
-    receipts.write(receipt("ingest", "b1"))
-    (tmp_path / "receipts" / "ingest" / "b1.json").write_text("{")
-    assert receipts.read("ingest", "b1") is None
-    assert receipts.read("ingest", "b2") is None
-
-
 def test_the_summary_counts_calls_of_this_run_and_answers_of_all(tmp_path):
     receipts = Receipts(tmp_path)
     paid = {"is_complete": True, "newly_spent_usd": 0.0, "unknown_usd": 0.0}
