@@ -64,11 +64,12 @@ def test_a_look_makes_a_pair_only_with_evidence_from_the_session():
         report = extract.extract_pairs([at], answers(**looks), min_p_better=0.5)
         assert report.outcome_counts == {made: 1}
         assert [p["kind"] for p in report.positives] == ["lesson"] * (made == "lesson")
-    report = extract.extract_pairs([at | {"outcome": "ok"}], answers(**looks))
-    [lesson] = report.positives
-    assert lesson["action"] == 'Read {"file_path":"a.py"}'
-    assert lesson["p_chosen_right"] > 0.5
-    assert report.to_json()["n_lessons"] == 1
+    two = [at | {"outcome": "ok", "state_id": name} for name in ("s1", "s2")]
+    report = extract.extract_pairs(two, [*answers(**looks), *answers("s2", **looks)])
+    assert report.to_json()["n_lessons"] == len(report.positives) == 2
+    for lesson in report.positives:
+        assert lesson["action"] == 'Read {"file_path":"a.py"}'
+        assert lesson["p_chosen_right"] > 0.5
     assert report.pairs == []
 
 
