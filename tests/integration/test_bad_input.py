@@ -204,8 +204,8 @@ def test_a_full_disk_while_ingesting_writes_nothing(tmp_path):
 
 def test_a_full_disk_while_replaying_loses_no_paid_answer(tmp_path):
     words = ("--data", "d", "--budget", "2")
-    assert command("ingest", SESSIONS_DIR, "--data", "d", cwd=tmp_path).returncode == 0
-    done = command("replay", *words, cwd=tmp_path, max_file_bytes=300_000, REPLAY_TEACHERS="sample")
+    assert command("ingest", PROJECT, "--data", "d", cwd=tmp_path).returncode == 0
+    done = command("replay", *words, cwd=tmp_path, max_file_bytes=150_000, REPLAY_TEACHERS="sample")
     assert_one_clear_line(done, "ledger.sqlite", may_log=True)
     done = command("replay", *words, "--json", cwd=tmp_path, REPLAY_TEACHERS="sample")
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from replay_pipeline.actions.shell import shell_plan
 from tests.twins.samples import NOT_RUN, SAMPLES
 
 ROOT = Path(__file__).parents[3]
-N_TWINS = 500
+N_TWINS = 300
 MIN_PROGRAMS = 80
 """What every Debian with git has: coreutils, diffutils, findutils, grep, sed, tar, gzip, awk, git."""
 

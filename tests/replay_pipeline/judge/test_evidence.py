@@ -235,6 +235,15 @@ def test_text_that_an_earlier_call_wrote_was_shown():
     assert judge([seen], answers(qwen=change, glm=change))[0] == "pair"
 
 
+def test_a_look_is_a_repetition_from_the_folder_of_its_session_too():
+    whole, short = (call("Read", file_path=f"{folder}cart.py") for folder in ("/w/shop/", ""))
+    asked = {"role": "user", "content": "Fix cart.py."}
+    shown = [asked, whole, {"role": "tool", "content": "     1\u2192total = 1"}]
+    for cwd, is_repeated in (("/w/shop", True), ("/w", False)):
+        _, why = judge([state(messages=shown, cwd=cwd)], answers(qwen=short, glm=short))
+        assert str(why).startswith("it was shown already") is is_repeated
+
+
 def test_a_file_that_the_student_knows_counts_as_named():
     rules = call("Read", file_path="/home/ada/RULES.md")
     student = call("Edit", file_path="/home/ada/RULES.md", old_string="a", new_string="b")
