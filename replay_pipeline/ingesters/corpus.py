@@ -56,7 +56,7 @@ from replay_pipeline.storage.garbage_collection import give_back_memory, without
 from replay_pipeline.storage.schemas import TABLES
 from replay_pipeline.storage.store import written_whole
 from replay_pipeline.storage.tables import write_table
-from replay_pipeline.types import Progress, Tool
+from replay_pipeline.types import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,6 @@ def ingest(
     known_state_ids: Container[str] = frozenset(),
     known_content: Callable[[str], str | None] = lambda _: None,
     superseded_state_ids: Container[str] = frozenset(),
-    tool_overrides: Mapping[str, Tool] | None = None,
     ingesters: Sequence[Ingester] = (),
     salt: str = "",
     on_progress: Callable[[Progress], None] | None = None,
@@ -237,7 +236,7 @@ def ingest(
                 on_progress(Progress(stage="ingest", n_done=n_bytes, n_total=total, unit="bytes"))
     if slices and not corpus.n_read and not all(isinstance(item, SourceSlice) for item in given):
         raise IngestError(_nothing_read(slices, corpus))
-    return corpus.result(tool_overrides)
+    return corpus.result()
 
 
 def _nothing_read(slices: list[SourceSlice], corpus: "_Corpus") -> str:
@@ -663,11 +662,11 @@ class _Corpus:
                         continue
                 self.tools.see(call.name, call.arguments, turn.version)
 
-    def result(self, tool_overrides: Mapping[str, Tool] | None) -> IngestResult:
+    def result(self) -> IngestResult:
         """Return the finished tables."""
         tools = Columns("tools")
         cleaner = Cleaner(self.redactor, frozenset(self.users))
-        for row in self.tools.rows(tool_overrides):
+        for row in self.tools.rows():
             tools.append({**row, "tool_json": cleaner.arguments(row["tool_json"])})
         report = self.report
         sessions = self.sessions.table()

@@ -9,7 +9,7 @@ import logging
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -204,21 +204,19 @@ class ToolLearner:
             self._recorded.setdefault(name, _with_parameters(tool))
             self._shapes.setdefault((name, ""), _ValueShape())
 
-    def rows(self, overrides: Mapping[str, Tool] | None = None) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Return rows of the `tools` table, sorted by name and series."""
         self._learn_flat()
-        overrides = overrides or {}
         rows = []
         for (name, series), shape in sorted(self._shapes.items()):
             inferred = _tool(name, shape.schema(_LABELS.get(name, frozenset())))
-            tool = overrides.get(name) or self._recorded.get(name) or inferred
-            source = "recorded" if name in self._recorded else "inferred"
+            tool = self._recorded.get(name) or inferred
             rows.append(
                 {
                     "name": name,
                     "agent_version": series,
                     "n_calls": shape.n,
-                    "source": "override" if name in overrides else source,
+                    "source": "recorded" if name in self._recorded else "inferred",
                     "tool_json": msgspec.json.encode(tool, order="sorted").decode(),
                 }
             )

@@ -11,7 +11,7 @@ from replay_pipeline.ingesters.tool_schemas import ToolLearner, merge_tools, off
 from replay_pipeline.replay.dialects import RequestOptions
 from replay_pipeline.replay.dialects.requests import RequestBuilder
 from replay_pipeline.settings import DEFAULT_TEACHERS
-from tests.replay_pipeline.ingesters.logs import Log, states_of, tool_use
+from tests.replay_pipeline.ingesters.logs import Log, tool_use
 
 BUILT_IN = offered_tools("2.1").keys()
 VALUES = st.recursive(
@@ -72,19 +72,6 @@ def test_calls_that_were_refused_for_their_arguments_teach_nothing(tmp_path: Pat
     (row,) = ingest(log.write(tmp_path)).tools.to_pylist()
     assert list(json.loads(row["tool_json"])["function"]["parameters"]["properties"]) == ["pattern"]
     assert (row["n_calls"], row["agent_version"], row["source"]) == (1, "2.1", "inferred")
-
-
-def test_an_override_replaces_what_was_inferred(tmp_path: Path):
-    log = Log()
-    log.user("go")
-    log.does("m1", "Read", file_path="a")
-    own = {"type": "function", "function": {"name": "Read", "parameters": {"type": "object"}}}
-    result = ingest(log.write(tmp_path), tool_overrides={"Read": own})
-    (row,) = result.tools.to_pylist()
-    assert row["source"] == "override"
-    offered = {tool["function"]["name"]: tool for tool in states_of(result)[0]["tools"]}
-    assert offered["Read"] == own
-    assert len(offered["Edit"]["function"]["description"]) > 100
 
 
 def test_a_state_is_offered_the_built_in_tools_and_its_own_external_ones(tmp_path: Path):
