@@ -106,16 +106,18 @@ test-client: $(STAMP)
 real-model: $(STAMP)
 	$(BIN)/python recipes/real_model/weights.py build/real-model
 
-# What a dollar buys: from weights to table and picture, by the product's own commands. 40 minutes of one core,
-# or ten hours of it; what is done is kept in build/ and not done again.
+# What a dollar buys: from weights to tables and picture, by the product's own commands. 25 minutes of one core, or
+# two hours of it; what is done is kept in build/ and not done again.
 SMOLLM2 := $(BIN)/python recipes/real_model/weights.py build/real-model --only smollm2-135m-instruct
+DOLLAR := $(BIN)/python recipes/what_a_dollar_buys/run.py
 dollar-quick: $(STAMP)
 	$(SMOLLM2)
-	$(BIN)/python recipes/what_a_dollar_buys/run.py build/dollar-quick --size quick
+	$(DOLLAR) build/dollar-quick --size quick
 
 dollar: $(STAMP)
 	$(SMOLLM2)
-	$(BIN)/python recipes/what_a_dollar_buys/run.py build/dollar --draw 5 --map 0.33 1 3
+	$(DOLLAR) build/dollar --draw 21
+	$(DOLLAR) build/dollar --draw 21 --by steps
 
 # Trains them for some minutes a model; not part of `make test`.
 test-real: real-model

@@ -1,4 +1,4 @@
-"""What a dollar buys: sessions, teachers, pairs and models by the product's own commands, and what the models do.
+"""What a dollar buys: sessions, teachers, lessons and models by the product's own commands, and what the models do.
 
     python recipes/what_a_dollar_buys/run.py build/dollar --size quick
 
@@ -13,10 +13,10 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,22 +24,41 @@ from typing import Any
 import pyarrow.parquet as pq
 import table
 import torch
-from tasks import DRAWN, Repository, repositories, scripted_answers, write_sessions
+from tasks import (
+    N_STEPS,
+    At,
+    Message,
+    Repository,
+    bare,
+    call,
+    repositories,
+    scripted_answers,
+    states_of,
+    write_sessions,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from replay_pipeline.actions import agreement_level, canonical_action
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.testing import TeacherServer
+from trainer.__main__ import PRETRAINED_CONFIG
 from trainer.data.acting import greedy_ids
-from trainer.data.collator import ComposerDataCollator
-from trainer.data.evaluation import preference_score
+from trainer.data.dataset import load_preference_data
+from trainer.data.rendering import Renderer
 from trainer.data.rewards import parse_action
-from trainer.model.packing import enable_tree_attention, packed_pair_logps
 
 HERE = Path(__file__).parent
 PLAN = tomllib.loads((HERE / "arms.toml").read_text("utf-8"))
 WEIGHTS = HERE.parents[1] / "build/real-model/smollm2-135m-instruct"
 TRAINER = (sys.executable, "-m", "trainer")
 PRODUCT = Path(sys.executable).with_name("replay-pipeline")
+PER_STEP = 4
+N_SAMPLES = 3
+NEW_TOKENS = 64
+
+Said = tuple[At, Message]
+Lesson = tuple[list[Message], Message, Message | None]
+"""A prompt, the action to take there, and one that is not to be taken."""
 
 
 def command(*words: str | Path, log: Path) -> None:
@@ -65,55 +84,89 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
 
 
 def train(model: Path, dataset: Path, output: Path, settings: Mapping[str, Any]) -> Path:
-    """Train by `replay-train`; give the checkpoint."""
-    values = {"model": model, "dataset": dataset, "output": output, **settings}
+    """Train by `replay-train` with its own settings for pretrained models; give the checkpoint."""
+    measured = {"evaluation.max_pairs": 0, "evaluation.max_prompts": 0}  # it is measured here
+    values = {"model": model, "dataset": dataset, "output": output, **measured, **settings}
     sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-    command(*TRAINER, "--config", HERE / "train.yaml", *sets, log=output.with_suffix(".log"))
+    command(*TRAINER, "--config", PRETRAINED_CONFIG, *sets, log=output.with_suffix(".log"))
     return output / "checkpoint"
+
+
+def write_dataset(folder: Path, lessons: Sequence[Lesson]) -> Path:
+    """Write lessons, and pairs of those with a second action, as a dataset that the trainer reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, list[Any]] = {"positives": [], "pairs": []}
+    for number, (prompt, action, rejected) in enumerate(lessons):
+        row = {"prompt": json.dumps(prompt), "session_id": str(number)}
+        if rejected is None:
+            rows["positives"].append(row | {"completion": json.dumps([action])})
+        else:
+            sides = {"chosen": json.dumps([action]), "rejected": json.dumps([rejected])}
+            rows["pairs"].append(row | sides)
+    card = ["---", "configs:"]
+    for name in (name for name, of in rows.items() if of):
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows[name])) + "\n")
+        card += [f"- config_name: {name}", "  data_files:"]
+        card += ["  - split: train", f"    path: {name}.jsonl"]
+    (folder / "README.md").write_text("\n".join([*card, "---", ""]), "utf-8")
+    return folder
 
 
 class Policy:
     """A checkpoint that acts in repositories, with the trainer's own rendering."""
 
-    def __init__(self, model: Path) -> None:
-        """Load it."""
+    def __init__(self, model: Path, rules: str = "") -> None:
+        """Load it; `rules` go behind the system prompt."""
         self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        sizes = {"max_prompt_tokens": 192, "max_response_tokens": 64}
-        self.collator = ComposerDataCollator(self.tokenizer, **sizes, with_tools=False)
+        sizes = {"max_prompt_tokens": 512, "max_response_tokens": 256}
+        self.renderer = Renderer(tokenizer=self.tokenizer, **sizes, with_tools=False)
+        self.rules = rules
 
-    def act(self, asked: Sequence[Repository]) -> list[dict[str, Any]]:
-        """Return the greedy action at each repository."""
-        ids = [self.collator.renderer.prompt_ids(one.prompt) for one in asked]
-        written = greedy_ids(self.model, self.tokenizer, ids, max_new_tokens=48)
-        decode = self.tokenizer.decode
-        return [parse_action(decode(each, skip_special_tokens=True)) for each in written]
+    def act(self, asked: Sequence[Repository]) -> list[list[Message]]:
+        """Return the greedy actions in each repository, until the task is over."""
+        done: list[list[Message]] = [[] for _ in asked]
+        for _ in range(N_STEPS):
+            going = [i for i, one in enumerate(asked)
+                     if not done[i] or one.run(*done[i])[0] in ("open", "refused")]  # fmt: skip
+            prompts = [asked[i].after(done[i]) for i in going]
+            for prompt in prompts:
+                prompt[0] = {"role": "system", "content": prompt[0]["content"] + self.rules}
+            ids = [self.renderer.prompt_ids(prompt) for prompt in prompts]
+            written = greedy_ids(self.model, self.tokenizer, ids, max_new_tokens=NEW_TOKENS)
+            for i, each in zip(going, written, strict=True):
+                text = self.tokenizer.decode(each, skip_special_tokens=True)
+                done[i].append(as_taken(parse_action(text)))
+        return done
 
-    def ranks(self, asked: Sequence[Repository]) -> list[bool]:
-        """Say of each repository whether a right action is likelier per token than a wrong one."""
-        rows: Any = []
-        for one in asked:
-            draw = random.Random(one.id)
-            right, wrong = one.right_action(draw), one.wrong_action(draw)
-            rows.append({"prompt": one.prompt, "chosen": [right], "rejected": [wrong]})
-        enable_tree_attention(self.model)  # both sides read their prompt once
-        score = preference_score(self.model, self.collator, rows, forward=packed_pair_logps)
-        return [margin > 0 for margin in score.margins]
+    def samples(self, prompts: Sequence[list[Message]]) -> list[list[Message]]:
+        """Draw `N_SAMPLES` actions at each prompt, at temperature 1."""
+        torch.manual_seed(0)
+        found = []
+        for prompt in prompts:
+            ids = torch.tensor([self.renderer.prompt_ids(prompt)])
+            written = self.model.generate(
+                ids, do_sample=True, temperature=1.0, top_k=0, num_return_sequences=N_SAMPLES,
+                max_new_tokens=NEW_TOKENS, pad_token_id=self.tokenizer.pad_token_id,
+            )[:, ids.size(1) :]  # fmt: skip
+            texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
+            found.append([as_taken(parse_action(text)) for text in texts])
+        return found
 
 
-@contextmanager
-def served(models: Mapping[str, Path]) -> Iterator[dict[str, str]]:
-    """Serve checkpoints as teachers, each by a process of its own; give their addresses by name."""
-    running = {}
-    try:
-        for name, folder in models.items():
-            serve = [sys.executable, HERE / "serve.py", "--model", str(folder), "--name", name]
-            running[name] = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
-        yield {n: json.loads(each.stdout.readline())["base_url"] for n, each in running.items()}
-    finally:
-        for process in running.values():
-            process.terminate()
-            process.wait()
+def as_taken(message: Message) -> Message:
+    """Return an action as a client takes it: one call with named arguments, or a text."""
+    for made in message.get("tool_calls") or ():
+        name, given = bare({"tool_calls": [made]})
+        if isinstance(name, str):
+            return call(name, **{str(key): str(value) for key, value in given.items()})
+    return {"role": "assistant", "content": message.get("content") or "..."}
+
+
+def is_same(one: Message, other: Message) -> bool:
+    """Say whether two actions are the same to the product."""
+    level = agreement_level(canonical_action(one), canonical_action(other))
+    return level in ("exact", "effect")
 
 
 def chain(folder: Path, *commands: Sequence[str | Path]) -> None:
@@ -124,58 +177,100 @@ def chain(folder: Path, *commands: Sequence[str | Path]) -> None:
 
 
 def buy(
-    folder: Path, sessions: Path, addresses: Mapping[str, str], purchase: Mapping[str, Any],
-    usd: float,
-) -> None:  # fmt: skip
-    """Take sessions to a dataset for so many dollars: five commands and one settings file."""
-    tables = [("", PLAN["pipeline"] | {k: v for k, v in purchase.items() if "." in k})]
-    for teacher in PLAN["teachers"][: purchase.get("n_teachers")]:
-        address = addresses[teacher["model"]]
-        dialect, at_once = ("openrouter", 2) if address.endswith("/api/v1") else ("vllm", 8)
-        own = {"base_url": address, "dialect": dialect, "max_concurrency": at_once}
-        tables += [("[[replay.teachers]]", PLAN["asked"] | teacher | own)]
+    folder: Path, sessions: Path, address: str, *, usd: float, teacher: int | None = None
+) -> None:
+    """Take sessions to a dataset as shipped, or to the answers of one teacher alone."""
+    tables = [("", PLAN["pipeline"] | ({} if teacher is None else {"replay.gates": []}))]
+    for number, of in enumerate(PLAN["teachers"]):
+        if teacher in (None, number):
+            own = {"base_url": address, "dialect": "openrouter", "max_concurrency": 2}
+            tables += [("[[replay.teachers]]", PLAN["asked"] | of | own)]
     lines = [line for head, of in tables
              for line in (head, *(f"{key} = {json.dumps(value)}" for key, value in of.items()))]  # fmt: skip
+    shutil.rmtree(folder / "data", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.toml").write_text("\n".join(lines) + "\n", "utf-8")
-    bought = ("replay", "--budget", str(usd), "--yes")
-    chain(folder, ("ingest", sessions), bought, ("pairs",), ("normalize",), ("publish",))
+    chain(folder, ("ingest", sessions), ("replay", "--budget", str(usd), "--yes"))
+    if teacher is None:
+        chain(folder, ("pairs",), ("normalize",), ("publish",))
 
 
-def worth(data: Path, asked: Sequence[Repository]) -> dict[str, Any]:
-    """Say what a dataset cost and how right it is, by running its actions."""
-    by_id, right = {one.id: one for one in asked}, {}
-    for side in ("chosen", "rejected", "action"):
-        name = "positives" if side == "action" else "dpo_pairs"
-        key = "action_json" if side == "action" else f"{side}_action_json"
-        files = sorted((data / name).rglob("*.parquet"))
-        rows = [row for file in files for row in pq.read_table(file).to_pylist()]
-        did = [by_id[row["session_id"]].run(json.loads(row[key]))[0] for row in rows]
-        right[side] = [one == "right" for one in did]
-    spent = ledger_status(data / "ledger.sqlite")
-    pairs = list(zip(right["chosen"], right["rejected"], strict=True))
-    return {
-        "n_calls": sum(spent.calls.values()),
-        "usd": spent.spent_usd,
-        "n_pairs": len(pairs),
-        "n_right_pairs": sum(chosen and not rejected for chosen, rejected in pairs),
-        "n_positives": len(right["action"]),
-    } | {f"{side}_right": sum(m) / len(m) if m else None for side, m in right.items()}
+def rows_of(data: Path, name: str) -> list[dict[str, Any]]:
+    """Read a table of the product."""
+    files = sorted((data / name).rglob("*.parquet"))
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+def message_of(row: Mapping[str, Any]) -> Message | None:
+    """Return a teacher's answer, or None if there is none."""
+    if row["action_text"] is None:
+        return None
+    calls = json.loads(row["action_tool_calls_json"] or "[]")
+    message = {"role": "assistant", "content": row["action_text"]}
+    return as_taken(message | ({"tool_calls": calls} if calls else {}))
+
+
+def lessons_of(said: Sequence[Said], rejected: Sequence[Message | None] = ()) -> list[Lesson]:
+    """Return lessons as rows of a dataset."""
+    sides = rejected or [None] * len(said)
+    return [(at.messages, action, side) for (at, action), side in zip(said, sides, strict=True)]
+
+
+def rules_of(said: Sequence[Said]) -> str:
+    """Write a rule for each family: a request, and what was right there."""
+    rules = {at.one.family: f"- {at.one.text.splitlines()[-1]} -> {canonical_action(action).render()}"
+             for at, action in said if not at.before}  # fmt: skip
+    return "\nFor example:\n" + "\n".join(rules.values())
+
+
+def scripted(asked: Sequence[Repository], right: float) -> list[list[Message]]:
+    """Let a scripted agent act: right at this rate, and wrong in its own ways."""
+    done = []
+    for one in asked:
+        draw, before = random.Random(f"agent {one.id}"), list[Message]()
+        while len(before) < N_STEPS and (not before or one.run(*before)[0] in ("open", "refused")):
+            how = one.right_action if draw.random() < right else one.wrong_action
+            before.append(how(draw, before))
+        done.append(before)
+    return done
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Sessions in a folder, and the repositories that they were recorded in."""
+
+    folder: Path
+    asked: list[Repository]
+
+    @cached_property
+    def states(self) -> dict[str, At]:
+        """The recorded states by id."""
+        return states_of(self.folder, self.asked)
+
+    @cached_property
+    def right(self) -> float:
+        """How often the agent is right."""
+        return sum(at.is_good(at.did) for at in self.states.values()) / len(self.states)
+
+    def part(self, folder: Path, number: int, n: int) -> "Recorded":
+        """Copy every n-th session, from that `number`, into a folder."""
+        asked = self.asked[number::n]
+        folder.mkdir(parents=True, exist_ok=True)
+        for one in asked:
+            shutil.copy(self.folder / f"{one.id}.jsonl", folder)
+        return Recorded(folder, asked)
 
 
 class Work:
     """The parts of one run in its folder; each is made once."""
 
-    def __init__(self, out: Path, model: Path, size: Mapping[str, Any], draw: int = 0) -> None:
+    def __init__(self, out: Path, model: Path, size: Mapping[str, Any], draw: int) -> None:
         """Draw the repositories; `draw` is their seed."""
         self.out, self.model, self.size = out, model, size
         drawn = {name: size[name] for name in ("n_form", "n_train", "n_test")}
-        drawn |= {"seed": draw, "tasks": draw}
-        self.repositories = repositories(**drawn)
-        # For the reward, which the trainer loads.
-        os.environ.update({DRAWN: json.dumps(drawn), "PYTHONPATH": str(HERE)})  # noqa: TID251
+        self.repositories = repositories(**drawn, seed=draw)
         out.mkdir(parents=True, exist_ok=True)
-        identity = json.dumps([size, draw, model.name])
+        identity = json.dumps({"draw": draw, "model": model.name, "size": size})
         if (kept_as := out / "run.json").exists() and kept_as.read_text("utf-8") != identity:
             raise SystemExit(f"{out}: another run is there; name another folder")
         kept_as.write_text(identity, "utf-8")
@@ -186,108 +281,175 @@ class Work:
 
     def agent(self) -> Path:
         """Teach the model to call tools, on other tasks; it becomes the agent, and then the trainee."""
-        taught, steps = self.of("form"), self.size["form_steps"]
-        make = partial(self._taught, self.model, self.out / "agent", taught, steps, 0)
+
+        def make() -> str:
+            draw, lessons = random.Random(0), []
+            for one in self.of("form"):
+                before: list[Message] = []
+                while len(before) < N_STEPS and (not before or one.run(*before)[0] == "open"):
+                    action = one.right_action(draw, before)
+                    lessons.append((one.after(before), action, None))
+                    before.append(action)
+            data = write_dataset(self.out / "agent" / "dataset", lessons)
+            settings = PLAN["settings"]["imitate"] | {"trl.max_steps": self.size["form_steps"]}
+            return str(train(self.model, data, self.out / "agent" / "model", settings))
+
         return Path(kept(self.out / "agent.json", make))
 
-    def teachers(self, regime: str) -> dict[str, Path]:
-        """Train three teachers, each on two of three thirds of other repositories.
+    def sessions(self, regime: str) -> Recorded:
+        """Record the agent in the repositories to train on."""
+        right = PLAN["regimes"][regime].get("agent_right")
+        folder = self.out / ("sessions" if right is None else f"sessions, {regime}")
 
-        `on_agent` ones start from the agent and get ahead of it; others start where it started.
-        """
-        drawn = repositories(n_form=0, n_train=self.size["n_train"], n_test=0, seed=1000)
-        lessons = [replace(one, id=f"lesson-{one.id}") for one in drawn]
-        of, made = PLAN["regimes"][regime], {}
-        start = self.agent() if of.get("on_agent") else self.model
-        for number, teacher in enumerate(PLAN["teachers"]):
-            folder = self.out / "teachers" / f"{regime}.{number}"
-            taught = [one for i, one in enumerate(lessons) if i % 3 != number]
-            make = partial(self._taught, start, folder, taught, of["steps"], number)
-            made[teacher["model"]] = Path(kept(folder.parent / f"{folder.name}.json", make))
-        return made
+        def make() -> str:
+            asked = self.of("train")
+            done = Policy(self.agent()).act(asked) if right is None else scripted(asked, right)
+            return str(write_sessions(folder, asked, done))
 
-    def _taught(
-        self, model: Path, folder: Path, taught: Sequence[Repository], steps: int, seed: int
-    ) -> str:
-        draw = random.Random(seed)
-        write_sessions(folder / "sessions", taught, [one.wrong_action(draw) for one in taught])
-        every = {"pairs.min_p_better": 0}
-        self.bought(folder, folder / "sessions", taught, 0.0, "perfect", every, 10.0)
-        settings = PLAN["settings"]["sft"] | {"trl.max_steps": steps, "trl.seed": seed}
-        return str(train(model, folder / "data" / "dataset", folder / "model", settings))
+        return Recorded(Path(kept(self.out / f"{folder.name}.json", make)), self.of("train"))
 
-    def sessions(self) -> tuple[Path, float]:
-        """Let the agent act in the repositories to train on, and log it; give also how often it is right."""
-        asked, folder = self.of("train"), self.out / "sessions"
+    def published(self, regime: str) -> tuple[Path, list[Said], dict[str, Any]]:
+        """Buy as shipped; give the dataset, its lessons, and what they cost."""
+        folder, recorded = self.out / "bought" / f"{regime}, shipped", self.sessions(regime)
+        make = partial(
+            self._bought, folder, recorded, regime, recorded.right, self.size["usd"], None
+        )
+        spent, said = kept(folder / "spent.json", make), []
+        for name, column in (("positives", "action_json"), ("dpo_pairs", "chosen_action_json")):
+            said += [(recorded.states[row["state_id"]], json.loads(row[column]))
+                     for row in rows_of(folder / "data", name)]  # fmt: skip
+        return folder / "data" / "dataset", said, spent
 
-        def make() -> dict[str, Any]:
-            done = Policy(self.agent()).act(asked)
-            write_sessions(folder, asked, done)
-            did = [one.run(action)[0] for one, action in zip(asked, done, strict=True)]
-            return {"right": did.count("right") / len(did), "n": len(did)}
+    def answers(
+        self, arm: Mapping[str, Any], regime: str, recorded: Recorded, name: str, usd: float
+    ) -> tuple[list[Said], dict[str, Any]]:
+        """Ask teachers, each at its part of the repositories; give all that they said, and what it cost."""
+        regime, (_, agent) = arm.get("regime", regime), (None, self.sessions(regime).right)
+        teachers, said, spent = arm["teachers"], list[Said](), Counter[str]()
+        for part, teacher in enumerate(teachers):
+            folder = self.out / "bought" / f"{name}, {regime}, {part} of {len(teachers)}"
+            mine = recorded.part(folder / "sessions", part, len(teachers))
+            usd_each = round(usd / len(teachers), 6)
+            make = partial(self._bought, folder, mine, regime, agent, usd_each, teacher)
+            spent.update(kept(folder / "spent.json", make))
+            for row in rows_of(folder / "data", "teacher_actions"):
+                action = message_of(row)
+                if action is not None:
+                    said.append((mine.states[row["state_id"]], action))
+        return said, dict(spent)
 
-        return folder, kept(folder.with_suffix(".json"), make)["right"]
+    def _bought(
+        self, folder: Path, recorded: Recorded, regime: str, agent: float, usd: float,
+        teacher: int | None,
+    ) -> dict[str, Any]:  # fmt: skip
+        models, of = [each["model"] for each in PLAN["teachers"]], PLAN["regimes"][regime]
+        said = scripted_answers(recorded.states, models, of, agent=agent)
+        with TeacherServer(said) as server:
+            buy(folder, recorded.folder, server.base_url, usd=usd, teacher=teacher)
+        status = ledger_status(folder / "data" / "ledger.sqlite")
+        return {"n_calls": sum(status.calls.values()), "usd": status.spent_usd}
 
-    def bought(
-        self, folder: Path, sessions: Path, asked: Sequence[Repository], agent: float, regime: str,
-        purchase: Mapping[str, Any], usd: float,
-    ) -> None:  # fmt: skip
-        """Serve the teachers of a regime and buy from them."""
-        shutil.rmtree(folder / "data", ignore_errors=True)
-        if regime.startswith("trained."):
-            with served(self.teachers(regime)) as addresses:
-                return buy(folder, sessions, addresses, purchase, usd)
-        models, of = [teacher["model"] for teacher in PLAN["teachers"]], PLAN["regimes"][regime]
-        with TeacherServer(scripted_answers(sessions, asked, models, of, agent=agent)) as server:
-            return buy(folder, sessions, dict.fromkeys(models, server.base_url), purchase, usd)
+    def samples(self, regime: str) -> dict[str, list[Message]]:
+        """Let the agent act again at the recorded states, by chance."""
+        states = self.sessions(regime).states
 
-    def purchase(self, regime: str, name: str, usd: float) -> tuple[Path, dict[str, Any]]:
-        """Buy a dataset once; give its folder and what it is worth."""
-        folder = self.out / "bought" / f"{regime}, {name}, {usd:g}"
+        def make() -> dict[str, list[Message]]:
+            drawn = Policy(self.agent()).samples([at.messages for at in states.values()])
+            return dict(zip(states, drawn, strict=True))
 
-        def make() -> dict[str, Any]:
-            (sessions, agent), asked = self.sessions(), self.of("train")
-            self.bought(folder, sessions, asked, agent, regime, PLAN["purchases"][name], usd)
-            return worth(folder / "data", asked)
+        return kept(self.out / f"samples, {regime}.json", make)
 
-        return folder / "data", kept(folder / "worth.json", make)
+    def lessons(
+        self, arm: Mapping[str, Any], regime: str, folder: Path, model: Path, number: int
+    ) -> tuple[Path, list[Said], dict[str, Any]]:
+        """Make the dataset of an arm, of its round `number`; give also its lessons, and what they cost."""
+        if arm["lessons"] in ("published", "contrast", "rules"):
+            dataset, said, spent = self.published(regime)
+            if arm["lessons"] != "contrast":
+                return dataset, said, spent
+            drawn = self.samples(regime)
+            rejected = [next((one for one in drawn[at.state_id] if not is_same(one, action)), None)
+                        for at, action in said]  # fmt: skip
+            return write_dataset(folder / "dataset", lessons_of(said, rejected)), said, spent
+        recorded, name, usd = self.sessions(regime), "answers", self.size["usd"]
+        if arm["lessons"] == "votes":
+            said, drawn = [], self.samples(regime)
+            for state_id, at in recorded.states.items():
+                votes = [
+                    sum(is_same(one, each) for each in drawn[state_id]) for one in drawn[state_id]
+                ]
+                if 2 * max(votes) > N_SAMPLES:
+                    said.append((at, drawn[state_id][votes.index(max(votes))]))
+            return (
+                write_dataset(folder / "dataset", lessons_of(said)),
+                said,
+                {"n_calls": 0, "usd": 0.0},
+            )
+        if n_rounds := arm.get("rounds"):
+            # At the first states the agent acted; at later ones the model acts that was trained on them.
+            recorded = recorded.part(folder / f"recorded-{number}", number, n_rounds)
+            if number:
+                done = Policy(model).act(recorded.asked)
+                recorded = Recorded(
+                    write_sessions(folder / f"own-{number}", recorded.asked, done), recorded.asked
+                )
+            name, usd = f"{folder.name}, round {number}", usd / n_rounds
+        said, spent = self.answers(arm, regime, recorded, name, usd)
+        return write_dataset(folder / f"dataset-{number}", lessons_of(said)), said, spent
 
-    def arm(self, regime: str, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Train one arm by one seed and see what it does at the repositories to test on."""
-        make = partial(self._arm, regime, arm, seed)
-        return kept(self.out / "arms" / f"{regime}, {arm['name']}, {seed}.json", make)
+    def steps(self, regime: str) -> int:
+        """Return the steps of all arms where these are the same: those of one teacher by epochs."""
+        [one] = [arm for arm in PLAN["arms"] if arm["name"] == "one teacher"]
+        said, _ = self.answers(one, regime, self.sessions(regime), "answers", self.size["usd"])
+        return self.by_epochs(len(said))
 
-    def _arm(self, regime: str, arm: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        folder = self.out / "arms" / f"{regime}, {arm['name']}, {seed}"
-        model, report, bought = self.agent(), {}, {}
-        if "purchase" in arm:
-            regime = arm.get("regime", regime)
-            data, bought = self.purchase(regime, arm["purchase"], self.size["usd"])
-            if not bought["n_pairs"]:
-                return {"bought": bought, "outcomes": []}
-            settings = {"trl.max_steps": self.size["steps"], "trl.seed": seed}
-            settings |= PLAN["settings"][arm["settings"]] | arm.get("also", {})
-            model = train(model, data / "dataset", folder / "round-0", settings)
-            report = json.loads((model.parent / "report.json").read_text("utf-8"))
-        tested, policy = self.of("new_repositories", "new_families"), Policy(model)
-        seen = zip(tested, policy.act(tested), policy.ranks(tested), strict=True)
-        outcomes = [
-            [one.id, one.family.name, one.split, one.run(action)[0], is_ranked]
-            for one, action, is_ranked in seen
-        ]
-        if model != self.agent():
-            shutil.rmtree(folder)  # weights of half a gigabyte; what they did is what counts
-        bought |= {"usd": 0.0} if arm.get("is_free") else {}
-        return {"bought": bought, "outcomes": outcomes, "report": report}
+    def by_epochs(self, n_rows: int) -> int:
+        """Return the steps that so many rows take by the epochs of all arms."""
+        return -(-self.size["epochs"] * n_rows // PER_STEP)
 
+    def arm(self, regime: str, arm: Mapping[str, Any], seed: int, by: str) -> dict[str, Any]:
+        """Train one arm by one seed, for so many epochs or steps, and see what it does in the tests."""
+        name = f"{regime}, {arm['name']}, {by}, {seed}"
+        make = partial(self._arm, regime, arm, seed, by, self.out / "arms" / name)
+        return kept(self.out / "arms" / f"{name}.json", make)
 
-def is_asked(arm: Mapping[str, Any], regime: str, options: Any, *, is_first: bool) -> bool:
-    """Say whether an arm runs by the first or a further seed; where none are named, `arms.toml` decides."""
-    if options.arms is not None:
-        return arm["name"] in options.arms and (is_first or "purchase" in arm)
-    if regime != "stronger":
-        return is_first and "is_everywhere" in arm
-    return (options.size != "quick" or "is_quick" in arm) and (is_first or "is_candidate" in arm)
+    def _arm(
+        self, regime: str, arm: Mapping[str, Any], seed: int, by: str, folder: Path
+    ) -> dict[str, Any]:
+        model, rules, n_steps = self.agent(), "", 0
+        said, spent, agent_right = list[Said](), Counter[str](), None
+        for number in range(arm.get("rounds", 1) if "lessons" in arm else 0):
+            dataset, more, cost = self.lessons(arm, regime, folder, model, number)
+            said += more
+            spent.update(cost)
+            if arm["lessons"] == "rules":
+                rules = rules_of(more)
+                continue
+            n_rows = len(load_preference_data(dataset).sft_pairs("consensus")) if more else 0
+            steps = (
+                self.by_epochs(n_rows)
+                if by == "epochs"
+                else self.steps(regime) // arm.get("rounds", 1)
+            )
+            settings = {"trl.max_steps": steps, "trl.seed": seed} | PLAN["settings"][
+                arm["settings"]
+            ]
+            if n_rows:
+                model = train(model, dataset, folder / f"round-{number}", settings)
+                n_steps += settings["trl.max_steps"]
+        if said:
+            agent_right = sum(at.is_good(at.did) for at, _ in said) / len(said)
+        tested = self.of("new_names", "new_words")
+        acts = Policy(model, rules).act(tested)
+        outcomes = [[one.id, one.family, one.kind, one.split, one.run(*done)[0], len(done)]
+                    for one, done in zip(tested, acts, strict=True)]  # fmt: skip
+        shutil.rmtree(
+            folder, ignore_errors=True
+        )  # weights of half a gigabyte; what they did counts
+        return {
+            "outcomes": outcomes, "steps": n_steps, **spent, "n_lessons": len(said), "agent_right": agent_right,
+            "right": sum(at.is_good(action) for at, action in said) / len(said) if said else None,
+        }  # fmt: skip
 
 
 def main() -> int:
@@ -296,24 +458,25 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--size", default="full", choices=PLAN["sizes"])
     parser.add_argument("--model", type=Path, default=WEIGHTS)
-    parser.add_argument("--regimes", nargs="+", choices=PLAN["regimes"])
+    parser.add_argument("--regimes", nargs="+", choices=PLAN["regimes"], default=["stronger"])
     parser.add_argument("--arms", nargs="*", help="of arms.toml; without a name none")
+    parser.add_argument("--by", nargs="+", choices=("epochs", "steps"), default=["epochs"])
     parser.add_argument("--seeds", nargs="+", type=int)
     parser.add_argument("--draw", type=int, default=0, help="seed of repositories and requests")
-    parser.add_argument("--map", nargs="*", type=float, default=(), help="shares of the dollars")
     options = parser.parse_args()
+    is_quick = options.size == "quick"
     work = Work(options.folder, options.model, PLAN["sizes"][options.size], options.draw)
-    for share, regime, name in product(options.map, *PLAN["mapped"].values()):
-        work.purchase(regime, name, round(share * work.size["usd"], 6))
-    is_part = options.arms is not None or options.size == "quick"
-    planned = [name for name, of in PLAN["regimes"].items() if "by_name" not in of]
-    regimes = options.regimes or (["stronger"] if is_part else planned)
-    seeds = options.seeds or ([0] if options.size == "quick" else [0, 1, 2])
-    for seed, regime, arm in product(seeds, regimes, PLAN["arms"]):
-        if is_asked(arm, regime, options, is_first=seed == seeds[0]):
-            work.arm(regime, arm, seed)
-            table.write(options.folder, PLAN)
-    return table.report(table.write(options.folder, PLAN))
+    seeds = options.seeds or ([0] if is_quick else [0, 1, 2, 3, 4])
+    for seed, by, regime, arm in product(seeds, options.by, options.regimes, PLAN["arms"]):
+        asked = arm["name"] in options.arms if options.arms is not None else (
+            "is_quick" in arm or not is_quick
+        )  # fmt: skip
+        # Further seeds are for the named comparison; the arms of both tables that see the same are one.
+        is_same = by == "steps" and (arm["name"] == "one teacher" or "settings" not in arm)
+        if asked and not is_same and (seed == seeds[0] or "by_seeds" in arm):
+            work.arm(regime, arm, seed, by)
+            table.write(options.folder)
+    return table.report(table.write(options.folder))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
-"""The recipe's tasks, graders, chain and statistics, without a model."""
+"""The recipe's tasks, graders, chain, statistics, and preregistration, without a model."""
 
 import importlib
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from replay_pipeline import ClaudeCodeIngester, TeacherAction
+from replay_pipeline import ClaudeCodeIngester
 from replay_pipeline.testing import TeacherServer
-from tests.support.votes import extract_dpo_pairs
 from trainer.__main__ import PRETRAINED_CONFIG, read_config
 from trainer.data.dataset import load_preference_data
 from trainer.engines.settings_file import read_settings
@@ -41,39 +42,47 @@ def tasks(recipe):
 
 @pytest.fixture(scope="module")
 def some(tasks):
-    """A repository of each verb, and of each split."""
-    found = tasks.repositories(n_form=12, n_train=24, n_test=12)
-    assert {one.family.verb for one in found} == {"read", "run", "remove"}
-    return found
+    """Repositories of all families."""
+    return tasks.repositories(n_train=16, n_test=16)
 
 
-def test_tested_names_and_families_occur_nowhere_else(tasks):
+def test_tested_names_and_half_of_the_wordings_occur_nowhere_else(tasks):
     by_split = defaultdict(list)
-    for one in tasks.repositories():
+    for one in tasks.repositories(n_form=80, n_train=160, n_test=80):
         by_split[one.split].append(one)
     sizes = {split: len(of) for split, of in by_split.items()}
-    assert sizes == {"form": 240, "train": 360, "new_repositories": 160, "new_families": 80}
-    families = {split: {one.family.name for one in of} for split, of in by_split.items()}
-    assert families["new_repositories"] <= families["train"]
-    assert not families["new_families"] & (families["train"] | families["form"])
-    assert not families["form"] & families["train"]
-    names = {split: {name for one in of for name in one.names} for split, of in by_split.items()}
-    seen = names["train"] | names["form"]
-    assert not seen & (names["new_repositories"] | names["new_families"])
-    assert tasks.repositories() == tasks.repositories()
-    assert tasks.repositories(seed=1) != tasks.repositories()
+    assert sizes == {"form": 80, "train": 160, "new_names": 40, "new_words": 40}
+    assert all(len({one.family for one in of}) == 8 for of in by_split.values())
+    kinds = {split: {one.kind for one in of} for split, of in by_split.items()}
+    assert not kinds["new_words"] & (kinds["train"] | kinds["form"] | kinds["new_names"])
+    assert kinds["new_names"] <= kinds["train"] | kinds["form"]
+    names = tasks._DATA["names"]
+    assert not set(names["trained"]) & set(names["tested"])
+    again = tasks.repositories(n_form=80, n_train=8, n_test=8, seed=1)
+    formed = [one.text for one in again if one.split == "form"]
+    assert formed == [one.text for one in by_split["form"]]
+    assert [one.text for one in again[80:88]] != [one.text for one in by_split["train"][:8]]
 
 
-def test_of_eighteen_plausible_actions_one_or_two_are_right_when_they_are_run(some):
-    for one in some[::6]:
-        did = [one.run(action)[0] for action in one.plausible]
-        assert len(did) == 18
-        assert did.count("right") == len(one.right) in (1, 2)
-        assert did.count("wrong") == 18 - len(one.right)
+def test_each_task_has_several_right_actions_and_more_wrong_ones_when_they_are_run(some):
+    for one in some[:16]:
+        good = [one.is_good((), action) for action in one.plausible]
+        assert 2 <= sum(good) < len(good) - sum(good) + 1, (one.kind, good)
+        assert not good[0], "the first is the tempting one"
+
+
+def test_two_actions_that_depend_on_each_other_are_right_in_one_order(tasks):
+    asked = tasks.repositories(n_train=160)
+    one = next(one for one in asked if "not built" in one.kind)
+    build = next(a for a in one.plausible if "python tools/build" in json.dumps(a))
+    pack = next(a for a in one.plausible if "python tools/pack" in json.dumps(a))
+    assert [one.run(build)[0], one.run(build, pack)[0]] == ["open", "right"]
+    assert [one.run(pack)[0], one.run(pack, build)[0]] == ["open", "open"]
+    assert (one.is_good((), build), one.is_good((), pack)) == (True, False)
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("name", "given"),
     [
         ("Bash", {"command": "rm -rf ."}),
         ("Bash", {"command": "rm ../outside"}),
@@ -81,133 +90,129 @@ def test_of_eighteen_plausible_actions_one_or_two_are_right_when_they_are_run(so
         ("Bash", {"command": "cat notes.txt; rm notes.txt"}),
         ("Read", {"file_path": "/etc/passwd"}),
         ("Read", {"file_path": "../outside"}),
-        ("Read", "no JSON"),
-        ("Read", None),
+        ("Edit", {"file_path": "../outside", "old_string": "a", "new_string": "b"}),
         ("Write", {"file_path": "a", "content": "b"}),
     ],
 )
-def test_an_action_that_reaches_beyond_the_folder_is_refused(some, name, arguments):
-    text = arguments if isinstance(arguments, str | None) else json.dumps(arguments)
-    assert some[0].run({"tool_calls": [{"function": {"name": name, "arguments": text}}]})[0] == (
-        "refused"
-    )
+def test_an_action_that_reaches_beyond_the_folder_is_refused(tasks, some, name, given):
+    assert some[0].run(tasks.call(name, **given))[0] == "refused"
 
 
-def recorded(recipe, folder, asked, *, is_right):
-    draw = random.Random(0)
-    done = [one.right_action(draw) if is_right else one.wrong_action(draw) for one in asked]
+def recorded(recipe, folder, asked, *, right=0.5):
+    done = recipe["run"].scripted(asked, right)
     return recipe["tasks"].write_sessions(folder, asked, done), done
 
 
-def answers(recipe, folder, asked, regime, *, agent=0.45, seed=0):
-    plan = recipe["run"].PLAN
-    models = [teacher["model"] for teacher in plan["teachers"]]
-    of = plan["regimes"][regime]
-    return recipe["tasks"].scripted_answers(folder, asked, models, of, agent=agent, seed=seed)
+def test_a_session_is_read_back_as_the_prompts_and_the_actions(recipe, some, tmp_path):
+    folder, done = recorded(recipe, tmp_path, some)
+    by_id = {one.id: (one, actions) for one, actions in zip(some, done, strict=True)}
+    states = list(ClaudeCodeIngester().ingest(folder))
+    assert len(states) == sum(map(len, done)) > len(some)
+    for state in states:
+        one, actions = by_id[state["session_id"]]
+        n = sum(message["role"] == "assistant" for message in state["messages"])
+        told = [(m["role"], m["content"], recipe["tasks"].bare(m)) for m in one.after(actions[:n])]
+        assert told == [
+            (m["role"], m["content"], recipe["tasks"].bare(m)) for m in state["messages"]
+        ]
+        assert one.run(*actions[:n], state["student_action"]) == one.run(*actions[: n + 1])
 
 
-def test_a_session_is_read_back_as_the_prompt_and_the_action(recipe, some, tmp_path):
-    folder, done = recorded(recipe, tmp_path, some, is_right=False)
-    states = {state["session_id"]: state for state in ClaudeCodeIngester().ingest(folder)}
-    assert len(states) == len(some)
-    for one, action in zip(some, done, strict=True):
-        state = states[one.id]
-        assert state["messages"] == one.prompt
-        assert one.run(state["student_action"]) == one.run(action)
-        assert [tool["function"]["name"] for tool in state["tools"]] == ["Read", "Bash"]
+def test_scripted_teachers_are_ahead_and_two_right_ones_do_the_same_as_often_as_real_ones(
+    recipe, tmp_path
+):
+    asked = recipe["tasks"].repositories(n_train=160)
+    folder, _ = recorded(recipe, tmp_path, asked)
+    states, models = recipe["tasks"].states_of(folder, asked), ["a", "b", "c"]
+    regimes = recipe["run"].PLAN["regimes"]
+
+    def said(regime):
+        return recipe["tasks"].scripted_answers(states, models, regimes[regime], agent=0.5)
+
+    right = {
+        regime: np.mean(
+            [states[i].is_good(a) for i, of in said(regime).items() for a in of.values()]
+        )
+        for regime in ("perfect", "stronger", "coin", "foreign")
+    }
+    assert right["perfect"] > right["stronger"] > right["coin"] > right["foreign"]
+    assert right["stronger"] == pytest.approx(0.75, abs=0.06)
+    same = [
+        recipe["run"].is_same(one, other)
+        for i, of in said("stronger").items()
+        for one, other in combinations(of.values(), 2)
+        if states[i].is_good(one) and states[i].is_good(other)
+    ]
+    assert np.mean(same) == pytest.approx(0.827, abs=0.06)  # of 2,954 right pairs of real models
 
 
 @pytest.mark.slow
-def test_a_purchase_is_a_dataset_whose_rows_are_followed_to_their_logs(recipe, some, tmp_path):
-    run = recipe["run"]
-    sessions, _ = recorded(recipe, tmp_path / "sessions", some, is_right=False)
-    said = answers(recipe, sessions, some, "perfect")
+def test_a_purchase_as_shipped_is_a_dataset_whose_rows_are_followed_to_their_logs(recipe, tmp_path):
+    run, tasks = recipe["run"], recipe["tasks"]
+    asked = tasks.repositories(n_train=24)
+    folder, _ = recorded(recipe, tmp_path / "sessions", asked)
+    models = [teacher["model"] for teacher in run.PLAN["teachers"]]
+    states = tasks.states_of(folder, asked)
+    said = tasks.scripted_answers(states, models, run.PLAN["regimes"]["perfect"], agent=0.5)
     with TeacherServer(said) as server:
-        addresses = {teacher["model"]: server.base_url for teacher in run.PLAN["teachers"]}
-        run.buy(tmp_path, sessions, addresses, run.PLAN["purchases"]["cheap_first"], 1.0)
-    worth = run.worth(tmp_path / "data", some)
-    assert (worth["chosen_right"], worth["rejected_right"]) == (1, 0)
-    assert worth["n_pairs"] == len(some)
+        run.buy(tmp_path, folder, server.base_url, usd=1.0)
+    rows = run.rows_of(tmp_path / "data", "positives")
+    good = [states[row["state_id"]].is_good(json.loads(row["action_json"])) for row in rows]
+    assert len(good) > 8
+    assert np.mean(good) > 0.8
     data = load_preference_data(tmp_path / "data" / "dataset")
-    state = data.pairs[0]["state_id"]
+    state = data.positives[0]["state_id"]
     where = ("--data", tmp_path / "data", "--settings", tmp_path / "settings.toml", "--json")
     done = subprocess.run([run.PRODUCT, "trace", state, *where], capture_output=True, check=True)
-    life = json.loads(done.stdout)
-    assert {row["state_id"] for row in life["publish"]["pairs/train"]} == {state}
+    assert json.loads(done.stdout)["publish"]["positives/train"][0]["state_id"] == state
 
 
-@pytest.fixture(scope="module")
-def wrong(recipe, tasks, tmp_path_factory):
-    """Sessions of an agent that is always wrong, and their repositories."""
-    asked = tasks.repositories(n_form=0, n_train=84, n_test=0)
-    folder, _ = recorded(recipe, tmp_path_factory.mktemp("wrong"), asked, is_right=False)
-    return folder, {one.id: one for one in asked}
-
-
-def test_agreement_is_more_often_right_than_a_teacher_and_controls_fail_the_check(recipe, wrong):
-    folder, by_id = wrong
-    states = list(ClaudeCodeIngester().ingest(folder))
-
-    def bought(regime):
-        """What the product makes of a regime's answers, without servers."""
-        drawn = answers(recipe, folder, list(by_id.values()), regime)
-        said = [
-            TeacherAction(state_id=state_id, teacher=model, model=model, action=action)
-            for state_id, by_model in drawn.items()
-            for model, action in by_model.items()
-        ]
-        pairs = extract_dpo_pairs(states, said)
-        right = [by_id[p["session_id"]].run(p["chosen_action"])[0] == "right" for p in pairs]
-        return {"n_pairs": len(pairs), "chosen_right": np.mean(right), "rejected_right": 0.0}
-
-    gain = np.full(100, 0.1)
-    good, foreign = bought("stronger"), bought("foreign")
-    assert good["chosen_right"] > 0.85
-    assert recipe["table"].check(good, gain) == []
-    assert foreign["chosen_right"] < 0.05
-    assert recipe["table"].check(foreign, gain)
-    # Where nobody is right more often than the agent, a coin tells nothing.
-    coin = {**bought("coin"), "rejected_right": 0.45}
-    assert recipe["table"].check(coin, gain)
+def test_lessons_are_written_as_the_trainer_reads_them(recipe, some, tmp_path):
+    run, draw = recipe["run"], random.Random(0)
+    lessons = [(one.prompt, one.right_action(draw), None) for one in some[:3]]
+    lessons += [(one.prompt, one.right_action(draw), one.wrong_action(draw)) for one in some[3:5]]
+    data = load_preference_data(run.write_dataset(tmp_path / "data", lessons))
+    assert (len(data.positives), len(data.pairs)) == (3, 2)
+    assert len(data.sft_pairs("consensus")) == 5
+    assert data.positives[0]["prompt"] == some[0].prompt
 
 
 # --- statistics ----------------------------------------------------------------------------------
 
 
-def kept(rates, *, n_seeds=3, n=240, chosen=0.9, rejected=0.2):
-    """Results of arms that are right with these rates, at tasks of 60 families."""
+def kept(rates, *, n_seeds=5, n=240, right=0.9, agent_right=0.5):
+    """Results of arms that are right with these rates, at tasks of 40 kinds."""
     draw, results = random.Random(0), {}
     for name, rate in rates.items():
-        bought = {"n_pairs": 100, "chosen_right": chosen, "rejected_right": rejected}
         results[name] = [
             {
                 "outcomes": [
-                    [f"t{i}", f"f{i % 60}", "new_families" if i % 3 else "new_repositories",
-                     "right" if draw.random() < rate else "wrong", True]
+                    [f"t{i}", f"f{i % 8}", f"k{i % 40}", "new_words" if i % 2 else "new_names",
+                     "right" if draw.random() < rate else "wrong", 1]
                     for i in range(n)
                 ],
-                "report": {}, "cpu_s": 1.0, "bought": {} if name == "nothing" else bought,
+                "cpu_s": 1.0, "steps": 10, "usd": 0.1, "n_calls": 100,
+                "n_lessons": 0 if name == "nothing" else 100,
+                "right": None if name == "nothing" else right,
+                "agent_right": None if name == "nothing" else agent_right,
             }
             for _ in range(1 if name == "nothing" else n_seeds)
         ]  # fmt: skip
     return results
 
 
-AGREES = {"nothing": False, "one": False, "consensus": True, "coin, pairs": False}
-
-
-def test_a_real_difference_is_found_and_none_is_made_up(recipe):
-    rates = {"nothing": 0.45, "one": 0.45, "consensus": 0.6}
-    found = recipe["table"].summary(kept(rates), AGREES)
+def test_the_named_comparison_finds_a_difference_and_makes_none_up(recipe):
+    rates = {"nothing": 0.45, "one teacher": 0.5, "as shipped": 0.65, "perfect labels": 0.9}
+    found = recipe["table"].summary(kept(rates))
     low, high = found["named"]["interval"]
-    assert (found["named"]["best_of_agreement"], low > 0) == ("consensus", True)
-    assert low < found["named"]["difference"] < high
-    assert found["named"]["p"] < 0.05
-    assert found["arms"]["consensus"]["check"] == []
-    assert found["corrected_p"]["consensus - nothing"] < 0.05
-    same = recipe["table"].summary(kept(dict.fromkeys(rates, 0.45)), AGREES)
-    assert same["named"]["interval"][0] < 0 < same["named"]["interval"][1] + 0.05
-    assert same["named"]["p"] > 0.05
+    assert 0 < low < found["named"]["difference"] < high
+    assert found["named"]["difference"] == pytest.approx(0.15, abs=0.03)
+    assert found["arms"]["as shipped"]["check"] == []
+    assert "as shipped - one teacher" not in found["corrected_p"], "it is named, not one of many"
+    assert found["corrected_p"]["perfect labels - one teacher"] < 0.05
+    same = recipe["table"].summary(kept(dict.fromkeys(rates, 0.45)))
+    assert same["named"]["interval"][0] < 0.01
+    assert same["named"]["interval"][1] > -0.01
     assert min(same["corrected_p"].values()) > 0.05
 
 
@@ -217,36 +222,50 @@ def test_p_values_are_corrected_as_holm_did(recipe):
     assert corrected == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02})
 
 
-def test_coin_labels_a_frozen_optimizer_and_no_pairs_fail_the_check(recipe):
-    check, rates = recipe["table"].check, {"nothing": 0.45, "coin, pairs": 0.6}
-    found = recipe["table"].summary(kept(rates, chosen=0.25, rejected=0.45), AGREES)
-    assert "right no more often" in found["arms"]["coin, pairs"]["check"][0]
-    frozen = kept({"nothing": 0.45})
-    frozen["frozen, pairs"] = kept({"one": 0.45}, n_seeds=1)["one"]
-    frozen["frozen, pairs"][0]["outcomes"] = frozen["nothing"][0]["outcomes"]
-    found = recipe["table"].summary(frozen, AGREES | {"frozen, pairs": True})
-    assert found["arms"]["frozen, pairs"]["check"] == [
-        "it does not act better than the untrained model"
-    ]
-    assert check({"n_pairs": 0}, None) == ["there is no pair"]
+def test_coin_labels_and_a_frozen_optimizer_fail_the_check_and_perfect_labels_pass(recipe):
+    def checked(rate, **labels):
+        results = kept({"nothing": 0.45}) | kept({"arm": rate}, **labels)
+        return recipe["table"].summary(results)["arms"]["arm"]["check"]
+
+    assert checked(0.65) == []
+    assert checked(0.65, right=0.2)[0] == "the lessons are right no more often than the agent"
+    assert checked(0.45)[-1] == "it does not act better than the untrained model"
+    results = kept({"nothing": 0.45}) | kept({"control, coin": 0.65})
+    of = {"stronger": {"epochs": recipe["table"].summary(results)}}
+    told = {"is_this_draw": True, "changed_since": []}
+    table = {"preregistered": told, "regimes": of}
+    assert recipe["table"].report(table) == 1, "a control that passes is an error"
 
 
-def test_the_trainer_understands_the_settings_of_every_arm(recipe, tmp_path):
+def test_a_table_says_which_files_of_the_registered_analysis_changed(recipe, tmp_path, monkeypatch):
+    table, here = recipe["table"], tmp_path / "recipe"
+    shutil.copytree(RECIPE, here, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(table, "HERE", here)
+    monkeypatch.setattr(table, "REGISTERED", here / "preregistration.toml")
+    plan = (here / "preregistration.toml").read_text("utf-8").partition("[digests]")[0]
+    names = ("arms.toml", "tasks.py", "tasks.toml", "run.py", "table.py")
+    digests = "\n".join(f'"{name}" = "{table.digest_of(name)}"' for name in names)
+    (here / "preregistration.toml").write_text(f"{plan}[digests]\n{digests}\n", "utf-8")
+    sizes = recipe["run"].PLAN["sizes"]
+    run = {"draw": 21, "size": sizes["full"]}
+    assert table.registered(run) == {
+        "is_this_draw": True, "seeds": [0, 1, 2, 3, 4], "changed_since": [],
+    }  # fmt: skip
+    (here / "arms.toml").write_text((here / "arms.toml").read_text() + "\n# another arm\n")
+    assert table.registered(run)["changed_since"] == ["arms.toml"]
+    assert not table.registered(run | {"draw": 22})["is_this_draw"]
+    assert not table.registered(run | {"size": sizes["quick"]})["is_this_draw"]
+
+
+def test_the_trainer_understands_the_settings_of_every_arm_and_shipped_changes_nothing(recipe):
     run = recipe["run"]
-    given = {"model": "m", "dataset": "d", "output": str(tmp_path / "out")}
-    for arm in run.PLAN["arms"]:
-        settings = run.PLAN["settings"][arm.get("settings", "pairs")] | arm.get("also", {})
-        sets = [f"{key}={value}" for key, value in (given | settings).items()]
-        read_settings(read_config(RECIPE / "train.yaml", sets))
-
-
-def test_arms_of_both_train_as_the_trainer_does_by_itself(recipe):
-    settings = recipe["run"].PLAN["settings"]["sft_and_pairs"]
-    sets = [f"{key}={value}" for key, value in settings.items()]
     where = ["model=m", "dataset=d", "output=o"]
-    given = read_settings(read_config(RECIPE / "train.yaml", [*where, *sets])).trl
-    shipped = read_settings(read_config(PRETRAINED_CONFIG, where)).trl
-    sizes = {"pair_visits", "max_prompt_tokens", "max_response_tokens", "max_completion_length"}
-    defaults = {"alpha_sdpo": 0, "seed": 0}
-    for key in shipped.keys() - sizes:
-        assert given.get(key, defaults.get(key)) == shipped[key], key
+    for settings in run.PLAN["settings"].values():
+        sets = [f"{key}={value}" for key, value in settings.items()]
+        read_settings(read_config(PRETRAINED_CONFIG, [*where, *sets]))
+    assert run.PLAN["settings"]["shipped"] == {}
+    arms = {arm["name"]: arm for arm in run.PLAN["arms"]}
+    assert {arms[name].get("by_seeds") for name in recipe["table"].NAMED} == {True}
+    assert all(
+        arm["settings"] in run.PLAN["settings"] for arm in arms.values() if "settings" in arm
+    )
