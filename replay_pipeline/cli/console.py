@@ -354,24 +354,25 @@ def show_verdict(report: Report) -> None:
             f"{each['n']:,}",
             f"{100 * each['difference']:+.0f}",
             f"{100 * each['low']:+.0f} to {100 * each['high']:+.0f}",
-            each["answer"],
+            {"could": "the model", "could not": "the agent"}.get(each["answer"], "not known yet"),
         )
         for each in report["by_kind"]
     ]
-    _draw("By kind of work", ("kind", "decisions", "points", "95 %", "it"), rows)
+    headings = ("kind of work", "decisions", "right of 100", "95 %", "who could do it")
+    _draw(f"{report['model']} beside {report['than']}", headings, rows)
     if again := report["again"]:
         say(
-            f"{report['than']}, asked again at {again['n']} of them, differs from itself by "
-            f"{100 * again['difference']:+.0f} points ({100 * again['low']:+.0f} to {100 * again['high']:+.0f})."
+            f"The ceiling: {report['than']}, asked again at {again['n']} of them, gets {100 * again['difference']:+.0f} "
+            f"of 100 right ({100 * again['low']:+.0f} to {100 * again['high']:+.0f})."
         )
     else:
-        say(
-            f"{report['than']} itself was not asked again, so how far it differs from itself isn't known."
-        )
+        say(f"The ceiling isn't known: {report['than']} itself was not asked again.")
+    if report["n_tried"]:
+        say(f"At {report['n_tried']} of them, execution decided.")
     say(
         f"Panel: {', '.join(report['panel'])}. Spent ${report['spent_usd']:.2f}, left "
         f"${report['unspent_usd']:.2f}: {report['ended']}."
-        + (f" {_counted(report['counts'])}." if report["counts"] else "")
+        + (f" Not judged: {_counted(report['counts'])}." if report["counts"] else "")
     )
     if report["is_play"]:
         say(f"Play: {_PLAY}.")

@@ -3,6 +3,8 @@
 Nobody scored the work, so each answer is scored by a panel: how many of it took the same action, how many
 agree on another one, and what the answer differs in from these. How likely such an answer is right was learned where
 it is known, from real models' answers that were scored (`verdict.toml`, made by `benchmarks/verdict.py --learn`).
+Where an action was tried, that tells more: two with the same effect are alike, one that its tool refuses or that breaks
+the project's check is wrong, and one that makes the check pass is right.
 The mean difference of two models' scores, stretched for panels that seldom agree, estimates the difference of
 their shares of right answers. Its interval has two parts: chance, by an asymptotic confidence sequence that holds
 however often one looks (Waudby-Smith et al. 2024, "Time-uniform central limit theory and asymptotic confidence
@@ -24,7 +26,7 @@ from replay_pipeline.actions import Action, agreement_level, agrees_at
 from replay_pipeline.actions.difference import difference
 from replay_pipeline.judge.belief import SUREST
 from replay_pipeline.judge.precision import Z
-from replay_pipeline.types import Message, Tool
+from replay_pipeline.types import Message, Tool, Trial
 
 MARGIN = 0.10
 """A model could have done the work if its share of right answers is lower by less than this."""
@@ -52,6 +54,8 @@ class Scored(NamedTuple):
     """Whether the candidate's answer can be carried out."""
     only_speaks: bool | None = None
     """Whether the candidate only spoke where the agent acted; None where the agent spoke."""
+    is_tried: bool = False
+    """Whether execution decided about one of them, or both."""
 
     @property
     def gain(self) -> float:
@@ -140,6 +144,7 @@ def judged(
     messages: Sequence[Message] = (),
     *,
     coefficients: Mapping[str, float] | None = None,
+    tried: Mapping[str, Trial] | None = None,
 ) -> Scored:
     """Score the answers of two models at one state by the answers of others.
 
@@ -150,6 +155,7 @@ def judged(
         tools: the tools of the state.
         messages: its prompt.
         coefficients: by which `p_right` goes.
+        tried: results of executing actions at the state, by their rendered text.
     """
     scores = [
         p_right(features(each, panel, tools, messages), coefficients)
@@ -157,11 +163,27 @@ def judged(
         else 1 - SUREST
         for each in (candidate, agent)
     ]
-    if _is_same(candidate, agent):
+    trials = [
+        (tried or {}).get(each.render()) if each.is_valid else None for each in (candidate, agent)
+    ]
+    told = [_told(trial) for trial in trials]
+    scores = [score if known is None else known for score, known in zip(scores, told, strict=True)]
+    effects = {trial.effect if trial is not None else None for trial in trials}
+    has_one_effect = len(effects) == 1 and None not in effects
+    if has_one_effect or _is_same(candidate, agent):
         scores[0] = scores[1]
     pairs = [_is_same(one, other) for one, other in combinations(panel, 2)]
     speaks = candidate.is_valid and not candidate.calls if agent.calls else None
-    return Scored(scores[0], scores[1], fmean(pairs) if pairs else None, candidate.is_valid, speaks)
+    is_tried = has_one_effect or told != [None, None]
+    agreeing = fmean(pairs) if pairs else None
+    return Scored(scores[0], scores[1], agreeing, candidate.is_valid, speaks, is_tried)
+
+
+def _told(trial: Trial | None) -> float | None:
+    """Return how likely an action is right by what happened when it was tried, or None if that doesn't tell."""
+    if trial is None or (trial.works and trial.check not in ("fixed", "broken")):
+        return None
+    return SUREST if trial.check == "fixed" else 1 - SUREST
 
 
 def verdict(decisions: Iterable[Scored], *, margin: float = MARGIN) -> Verdict:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    project_root(tmp_path / "data").ingest_new()
+    project_root(tmp_path / "data", ask_at="consequences").ingest_new()
     return tmp_path / "data"
 
 

@@ -16,7 +16,7 @@ from tests.support.settings_files import write_settings
 
 pytestmark = pytest.mark.slow
 
-# What no session of the sample does: some begin with a plain `ls`.
+# What no session of the sample does. A look would be answered, or have no vote.
 ELSEWHERE = {
     "role": "assistant",
     "content": "",
@@ -24,7 +24,7 @@ ELSEWHERE = {
         {
             "id": "c",
             "type": "function",
-            "function": {"name": "Bash", "arguments": '{"command":"ls /srv"}'},
+            "function": {"name": "Bash", "arguments": '{"command":"make elsewhere"}'},
         }
     ],
 }
@@ -58,7 +58,7 @@ def test_the_control_figure_goes_with_the_dataset(tmp_path):
         write_settings(
             data,
             ingest={"sources": [PROJECT]},
-            replay={"sample_teachers": True, "student": student},
+            replay={"sample_teachers": True, "student": student, "ask_at": "consequences"},
         )
         # In the folder that the command is started in, so it has to be named.
         root = ("--data", data, "--settings", data / "settings.toml")

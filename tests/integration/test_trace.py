@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    work = project_root(tmp_path_factory.mktemp("trace") / "data")
+    work = project_root(tmp_path_factory.mktemp("trace") / "data", ask_at="consequences")
     run_batches(work)
     work.publish()
     return work.root.path

@@ -51,7 +51,7 @@ trl:
 def published(tmp_path_factory) -> Path:
     """A data root with a published dataset and a quick training configuration."""
     root = tmp_path_factory.mktemp("published") / "data"
-    work = project_root(root)
+    work = project_root(root, ask_at="consequences")
     run_batches(work)
     work.publish()
     (root / "train.yaml").write_text(CONFIG)

@@ -58,6 +58,7 @@ def root(tmp_path_factory):
             data,
             ingest={"sources": [SESSIONS_DIR]},
             replay={
+                "ask_at": "consequences",
                 "teachers": [
                     TeacherSpec(name=name.split("/")[0], model=name, **reached) for name in names
                 ],
@@ -80,7 +81,8 @@ def ask(root, model, *more):
 def test_an_equal_model_could_a_worse_one_and_one_that_only_talks_could_not(root):
     found, equal = ask(root, "moonshotai/equal")
     assert (found.exit_code, equal["answer"]) == (0, "could"), found.output
-    assert "moonshotai/equal could have done the" in equal["words"]
+    assert "moonshotai/equal could have done your Edit" in equal["words"]
+    assert "as many right as claude-sonnet" in equal["words"]
     assert "per 100 decisions" in equal["words"]
     found, worse = ask(root, "mistralai/worse")
     assert (found.exit_code, worse["answer"]) == (3, "could not")
@@ -89,7 +91,8 @@ def test_an_equal_model_could_a_worse_one_and_one_that_only_talks_could_not(root
     assert found.exit_code == 3
     assert "only spoke" in talker["words"]
     # The same decisions for each, and the agent differs from itself in nothing here.
-    assert len({tuple(each["states"]) for each in (equal, worse, talker)}) == 1
+    assert len({each["cohort"] for each in (equal, worse, talker)}) == 1
+    assert "Keep claude-sonnet" in talker["words"]
     assert equal["again"]["difference"] == 0
 
 

@@ -237,16 +237,20 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
             f"the {project.settings.played} has no answers of the agents' own models: a control run needs real endpoints (REPLAY_TEACHERS=openrouter)"
         )
     started = time.perf_counter()
-    report = control(
-        project.asked_states(project.batches()),
-        max_total_usd=max_total_usd,
-        n_states=n_states,
-        level=project.settings.pairs.level,
-        teacher=project.settings.replay.student,
-        tick=project.on_progress,
-        ledger=project.settings.ledger_url(),
-        **accounts(project),
-    )
+    batches = project.batches()
+    with who_answers_looks(project, batches) as looks:
+        report = control(
+            project.asked_states(batches),
+            max_total_usd=max_total_usd,
+            n_states=n_states,
+            level=project.settings.pairs.level,
+            teacher=project.settings.replay.student,
+            tick=project.on_progress,
+            ledger=project.settings.ledger_url(),
+            looks=looks,
+            max_looks=project.settings.replay.max_looks,
+            **accounts(project),
+        )
     return project.receipts.write(
         Receipt(
             stage="control",

@@ -28,9 +28,10 @@ from replay_pipeline.replay.dialects.replies import MALFORMED
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.replay import accounts, who_answers_looks
-from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState, family_of_model
+from replay_pipeline.stages.work.trials import Trials, try_batch
+from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState, Trial, family_of_model
 
-_PORTION = 30
+_PORTION = 15
 """Decisions that are asked before one looks whether the answer is known."""
 _AGAIN = 5
 """One in so many decisions is put to the agent's own model again."""
@@ -133,9 +134,9 @@ def verdict_run(
         "panel": [teacher.name for teacher in panel],
         "spent_usd": round(spent, 6),
         "unspent_usd": round(max_total_usd - spent, 6),
+        "usd_per_decision": spent / (start + len(portion)) if places else None,
         "ended": f"{ended} ({start + len(portion)} of {len(places)} decisions)",
         "is_play": project.settings.played is not None,
-        "states": [place.state_id for place in places],
         "than": agent,
     }
     # A page shows the sentence alone.
@@ -355,8 +356,14 @@ def _judge(
     tally: _Answers,
     agent_usd: Mapping[str, float],
 ) -> None:
-    """Judge the answers at some decisions."""
+    """Judge the answers at some decisions, tried where the settings let actions be executed."""
     states = _states(project, places)
+    trials: Trials = {}
+    for batch in {place.batch for place in places}:
+        own = {place.state_id for place in places if place.batch == batch}
+        trials |= try_batch(
+            project, batch, [a for a in answers.values() if a.state_id in own]
+        ).trials
     for place, state in zip(places, states, strict=True):
         own = answers.get((place.state_id, candidate.name))
         if own is None:
@@ -375,16 +382,29 @@ def _judge(
             tally.counts["failed"] += 1
             continue
         if len(others) < 2:
-            tally.counts["too few of the panel answered"] += 1
+            tally.counts["with too few answers of the panel"] += 1
             continue
         shown = state.get("tools") or (), state["messages"]
-        tally.found.append((place.kind, judged(action, agent, others, *shown)))
+        tried = _credible(trials.get(place.state_id), agent, state)
+        tally.found.append((place.kind, judged(action, agent, others, *shown, tried=tried)))
         tally.usd.append(own.cost_usd)
         if (usd := agent_usd.get(place.state_id)) is not None:
             tally.agent_usd.append(usd)
         again = answers.get((place.state_id, "again"))
         if again is not None and (repeated := _read(again, state)) is not None:
-            tally.again.append(judged(repeated, agent, others, *shown))
+            tally.again.append(judged(repeated, agent, others, *shown, tried=tried))
+
+
+def _credible(
+    tried: Mapping[str, Trial] | None, agent: Action, state: TraceState
+) -> Mapping[str, Trial] | None:
+    """Return results of trying actions, unless that of the agent's own contradicts the record: then the files differ."""
+    own = tried.get(agent.render()) if tried else None
+    outcome = state.get("outcome")
+    is_command = any(call.name == "Bash" for call in agent.calls)
+    if own is None or (own.works if outcome == "ok" else outcome != "tool_error" or is_command):
+        return tried
+    return tried if outcome == "tool_error" and not own.works else None
 
 
 def _read(row: TeacherAction, state: TraceState) -> Action | None:
@@ -410,40 +430,51 @@ def _report(candidate: TeacherSpec, tally: _Answers) -> dict[str, Any]:
         "by_kind": by_kind,
         "again": asdict(verdict(tally.again)) if len(tally.again) > 1 else None,
         "counts": dict(tally.counts),
+        "n_tried": sum(each.is_tried for _, each in tally.found),
         "usd_per_100": 100 * fmean(tally.usd) if tally.usd else None,
         "agent_usd_per_100": 100 * fmean(tally.agent_usd) if tally.agent_usd else None,
     }
 
 
 def words_of(report: Mapping[str, Any]) -> str:
-    """Return the verdict as one sentence."""
+    """Return the verdict in a sentence or two: the model, what it costs, and what to keep the agent for."""
     agent = report["than"]
     name = report["model"] + (" with these instructions" if report["has_instructions"] else "")
-    points, low, high = (round(100 * report[key]) for key in ("difference", "low", "high"))
-    interval = f"{points:+d} points, {low:+d} to {high:+d}"
     kinds = [each for each in report["by_kind"] if each["n"] >= _FEWEST_OF_KIND]
     well = _joined([each["kind"] for each in kinds if each["difference"] > -MARGIN])
     badly = _joined([each["kind"] for each in kinds if each["difference"] <= -MARGIN])
-    costs = ""
-    if report["usd_per_100"] is not None and report["agent_usd_per_100"] is not None:
-        costs = (
-            f", for ${report['usd_per_100']:.2f} instead of ${report['agent_usd_per_100']:.2f} "
-            "per 100 decisions"
-        )
+    new, old, costs = report["usd_per_100"], report["agent_usd_per_100"], ""
+    if new is not None and old:
+        costs = f" for ${new:.2f} instead of ${old:.2f} per 100 decisions ({100 * (new / old - 1):+.0f} %)"
     if report["unfit"]:
-        return f"{name} could not have done the work of {agent}: {report['unfit']}."
+        return f"{name} could not have done your work: {report['unfit']}. Keep {agent}."
+    right = f"of 100 decisions it gets {of_100(report['difference'])} right than {agent}"
+    right = right.replace("as many right than", "as many right as")
+    right += f" ({of_100(report['low'])} to {of_100(report['high'])})"
     if report["answer"] == "could":
-        kept = f"; keep {agent} for {badly}" if badly else ""
-        work = f"the {well} work" if well else "the work"
-        return f"{name} could have done {work} of {agent} ({interval}){costs}{kept}."
+        again = report["again"]
+        if again and again["n"] >= _FEWEST_OF_KIND and report["difference"] >= again["low"]:
+            right += ", no more than it differs from itself"
+        kept = f" Keep {agent} for {badly}." if badly else ""
+        return (
+            f"{name} could have done your {well + ' ' if well else ''}work{costs}: {right}.{kept}"
+        )
     if report["answer"] == "could not":
-        able = f"; it comes near in {well}" if well else ""
-        return f"{name} could not have done the work of {agent} ({interval}){costs}{able}."
+        able = f", but for {well}, where it comes near{costs}" if well and badly else ""
+        return f"{name} could not have done your work: {right}. Keep {agent}{able}."
     more = report["n_more"]
-    further = (
-        f"about {more} further decisions would tell" if more else "more decisions would hardly tell"
-    )
-    return f"{report['n']} decisions can't tell whether {name} could have done the work of {agent} ({interval}); {further}."
+    further = "Further ones would hardly tell."
+    if more:
+        usd = more * (report["usd_per_decision"] or 0.0)
+        further = f"About {more} more would tell, for about ${usd:.2f}."
+    told = f"{report['n']} decisions can't tell whether {name} could have done your work{costs}"
+    return f"{told}: {right}. {further}"
+
+
+def of_100(share: float) -> str:
+    """Return a difference of shares as so many fewer or more of 100."""
+    n = round(100 * share)
+    return f"{abs(n)} {'fewer' if n < 0 else 'more'}" if n else "as many"
 
 
 def _joined(names: Sequence[str]) -> str:

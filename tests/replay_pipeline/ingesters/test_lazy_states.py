@@ -8,6 +8,7 @@ from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.ingesters import IngestResult, LazyStates, Traces, ingest
 from replay_pipeline.ingesters import traces as traces_module
+from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log
 from tests.roots import project_root, sample_root
@@ -112,6 +113,13 @@ def test_looks_and_notes_of_the_agent_are_context_by_default(tmp_path: Path):
         left_out = {name: n for name, n in report.items() if name.startswith("n_states_")}
         assert report["n_states"] + sum(left_out.values()) == work.root.n_rows("states", batch)
         tables[ask_at] = work.root.read("teacher_actions", batch)["state_id"].to_pylist()
+        if ask_at == "steps":  # everywhere, once: as if nobody knew of looks
+            rows = teacher_actions_from_table(work.root.read("teacher_actions", batch))
+            assert {row.state_id for row in rows} == {
+                *work.root.read("states", batch)["state_id"].to_pylist()
+            }
+            assert not any(row.looks for row in rows)
+            assert not left_out
     assert left_out["n_states_looks"] > 5
     assert set(tables["consequences"]) < set(tables["steps"])
     asked = work.asked_states([batch])

@@ -16,6 +16,7 @@ from replay_pipeline.judge.verdict import (
     p_right,
     verdict,
 )
+from replay_pipeline.types import Trial
 
 
 def bash(command):
@@ -54,6 +55,22 @@ def test_equal_actions_differ_in_nothing_and_an_invalid_one_is_hardly_right():
     broken = canonical_action({"tool_calls": [{"function": {"name": "", "arguments": "{"}}]})
     assert not broken.is_valid
     assert judged(broken, bash("pytest"), panel).candidate == pytest.approx(0.05)
+
+
+def test_what_execution_shows_outranks_the_panel():
+    own, better, bad = edit("y"), edit("z"), edit("w")
+    panel = [edit("a"), edit("b"), edit("c")]
+    tried = {
+        own.render(): Trial(works=True, effect="a", was_passing=False, is_passing=False),
+        better.render(): Trial(works=True, effect="b", was_passing=False, is_passing=True),
+        bad.render(): Trial(works=False, error_kind="string_not_found"),
+    }
+    voted, found = judged(better, own, panel), judged(better, own, panel, tried=tried)
+    assert abs(voted.gain) < 0.05 < 0.3 < found.gain
+    assert (voted.is_tried, found.is_tried) == (False, True)
+    assert judged(bad, own, [own, bad, bad], tried=tried).gain < -0.3
+    one_effect = {each.render(): Trial(works=True, effect="a") for each in (own, better)}
+    assert judged(better, own, panel, tried=one_effect).gain == 0
 
 
 def drawn(rng, gain, n, agreeing=0.75):
