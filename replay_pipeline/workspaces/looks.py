@@ -1,7 +1,7 @@
 """Say what a look shows of the files as they were, where that is surely known.
 
 Nobody may be told what was not there. So a look is answered at each commit that may have been checked out then, and
-without each file that a command may have changed since; it has an answer if all of these are the same.
+with and without the files that a command may have changed since. It has an answer if all of these are the same.
 """
 
 import re
@@ -59,7 +59,8 @@ def look_at(
         sandbox: runs commands that only show files and commits; without one they have no answer.
     """
     if name in LOOKS_AT_FILES:
-        found = _agreed(at.history, partial(_shown, at, name, arguments))
+        answer = partial(_shown, at, name, arguments)
+        found = _agreed(at.history, answer, is_by_file=name != "Read")
     else:
         is_command = name == "Bash" and sandbox is not None
         found = _of_command(at, arguments["command"], sandbox) if is_command else None
@@ -72,7 +73,7 @@ class _AsAt:
     """The files in one of the ways in which they may have been.
 
     In each, a working tree stands at another one of the commits that are about as likely. A file that
-    has changed nobody knows how is in the first as it was last seen, and empty in the others.
+    may have changed is in the first as it was seen last, or next, and in the others empty.
 
     Args:
         history: before the look.
@@ -84,6 +85,8 @@ class _AsAt:
         self._nth = nth
         self.n_possible = 1
         """How many ways there are that differ in what was asked for."""
+        self.unsure = set[str]()
+        self.folders = set[str]()
 
     def _commit(self, tree: WorkingTree) -> GitCommit | None:
         self._history.commits(tree)
@@ -96,28 +99,64 @@ class _AsAt:
         file = self._history.file(path)
         if file is None or file.is_sure:
             return file
+        self.unsure.add(path)
         tree = self._history.tree_of(path)
         if tree is None or file.source != "git" or (commit := self._commit(tree)) is None:
             self.n_possible = max(self.n_possible, 2)
-            return file if self._nth == 0 else TreeFile("", file.source)
+            text, before = file.text or "", self._history.known.get(path)
+            # Some clients don't show a last, empty line: then it is the same but for that.
+            is_same = before is not None and (before.text or "").rstrip("\n") == text.rstrip("\n")
+            other = before.text if is_same and before.text != text else ""
+            return file if self._nth == 0 else TreeFile(other, file.source)
         blob = tree.repository.blob_id(commit.tree, tree.relative(path))
         text = text_of(tree.repository.blob(blob)) if blob else None
         return TreeFile(text, "git", is_sure=text is not None)  # it may be there without a commit
 
     def below(self, folder: str) -> list[str] | None:
         """Return the files below a folder."""
+        self.folders.add(folder)
         tree = self._history.tree_of(folder)
         return self._history.below(folder, self._commit(tree) if tree is not None else None)
 
 
-def _agreed(history: History, answer: Callable[[_AsAt], LookAnswer | None]) -> LookAnswer | None:
-    """Return what is answered at each commit that comes into question, if it is the same."""
-    files = _AsAt(history, 0)
-    found = answer(files)
-    if found is None or files.n_possible > _MOST_POSSIBLE:
+class _Only:
+    """Some of the files of a tree, and one that has nothing in it."""
+
+    def __init__(self, files: Tree, paths: set[str]) -> None:
+        self.file = files.file
+        self._files = files
+        self._paths = paths
+
+    def below(self, folder: str) -> list[str] | None:
+        """Return the files below a folder."""
+        paths = self._files.below(folder)
+        return None if paths is None else [*filter(self._paths.__contains__, paths), f"{folder}/?"]
+
+
+def _agreed(
+    history: History, answer: Callable[[Tree], LookAnswer | None], *, is_by_file: bool = False
+) -> LookAnswer | None:
+    """Return what is answered in each way in which the files may have been, if it is the same.
+
+    Args:
+        history: before the look.
+        answer: answers it on a tree.
+        is_by_file: whether an answer consists of those for each file, so that only files that may differ are compared.
+    """
+    first = _AsAt(history, 0)
+    found = answer(first)
+    if found is None or first.n_possible > _MOST_POSSIBLE:
         return None
-    others = (answer(_AsAt(history, nth)) for nth in range(1, files.n_possible))
-    return found if all(each == found for each in others) else None
+    ways: list[Tree] = [first, *(_AsAt(history, nth) for nth in range(1, first.n_possible))]
+    if is_by_file:
+        listed = [set(way.below(folder) or ()) for folder in first.folders for way in ways]
+        differ = first.unsure | (
+            set().union(*listed) - set(listed[0]).intersection(*listed) if listed else set()
+        )
+        if not any(path.endswith("/.gitignore") for path in differ):
+            ways = [_Only(way, differ) for way in ways]
+    same = answer(ways[0])
+    return found if all(answer(way) == same for way in ways[1:]) else None
 
 
 def _shown(

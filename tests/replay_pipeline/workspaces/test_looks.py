@@ -1,0 +1,56 @@
+"""A look is answered where every way in which the files may have been shows the same."""
+
+from contextlib import closing, contextmanager
+
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.work.workspaces import Workspaces
+from replay_pipeline.workspaces.looks import LookPlace, look_at
+from tests.support.worked import Worked
+
+FILES = {
+    "tide/high.py": "def high():\n    return 3\n",
+    "tide/low.py": "def low():\n    return 1\n",
+    "tide/mean.py": "def mean():\n    return 2\n",
+}
+
+
+@contextmanager
+def looking(work, tmp_path, repository):
+    """Answers looks after the last call of a session, from a repository without a log of its own."""
+    path = work.session.write(tmp_path / "projects")
+    work = Workspaces(Settings(), sources=[path], repositories=[repository])
+    with closing(work.histories()) as histories:
+        log, history = next(histories)
+        for order, step in enumerate(log.steps):
+            history.enter(order, step)
+            history.take(step)
+        history.enter(len(log.steps), log.steps[-1], is_own_used=True)
+        at = LookPlace(history, len(log.steps), log.steps[-1], log.steps)
+
+        def seen(name, **arguments):
+            found = look_at(at, name, arguments, None)
+            return found.text if found is not None else None
+
+        yield seen
+
+
+def test_what_differs_between_commits_that_may_be_or_may_have_been_changed_is_not_told(tmp_path):
+    work = Worked(tmp_path / "tides")
+    work.begin(FILES)
+    work.put({"tide/low.py": "def low():\n    return 10\n"})
+    work.commit("Lower")  # nothing in the log tells whether it was there already
+    work.read("tide/mean.py")
+    work.bash("sed -i s/2/20/ tide/mean.py")
+    work.read("tide/high.py")
+    clone = tmp_path / "clone"
+    work.git("clone", "-q", "--bare", str(work.root), str(clone), cwd=tmp_path)
+    work.root.rename(tmp_path / "moved")
+    root = work.root
+    with looking(work, tmp_path, clone) as seen:
+        assert seen("Read", file_path=f"{root}/tide/high.py").startswith("     1→def high")
+        assert seen("Read", file_path=f"{root}/tide/low.py") is None
+        assert seen("Read", file_path=f"{root}/tide/mean.py") is None
+        assert seen("Grep", pattern="return 3") == "Found 1 file\ntide/high.py"
+        assert seen("Grep", pattern="return") is None
+        assert seen("Grep", pattern="def low", output_mode="content") == "tide/low.py:1:def low():"
+        assert seen("Glob", pattern="**/low*") == f"{root}/tide/low.py"
