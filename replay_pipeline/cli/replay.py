@@ -158,6 +158,7 @@ def verdict(
         work = open_pipeline(settings, data, teachers=teachers, on_progress=on_progress)
         words = []
         if model is not None:
+            chosen(work, None)
             words = verdicts.prior_words(work, model, than=than, cohort=cohort, n_decisions=size)
             if not as_json:
                 for said in words:

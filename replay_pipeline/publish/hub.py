@@ -113,9 +113,16 @@ class HubDataset:
             ),
             stop=stop_after_delay(self._patience_s),
             wait=self._wait,
+            before_sleep=self._tell,
             reraise=True,
         )
         return retrying(self._call, call)
+
+    def _tell(self, state: RetryCallState) -> None:
+        if state.attempt_number == 1 and state.outcome:
+            logger.warning(
+                "%s; tried again for %.0f s", state.outcome.exception(), self._patience_s
+            )
 
     def _wait(self, state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None

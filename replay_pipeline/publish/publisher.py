@@ -30,6 +30,9 @@ from replay_pipeline.publish.version import (
     Published,
     PublishReport,
     Version,
+    n_rehearsed,
+    read_manifests,
+    refuse_rehearsal,
     with_cuts,
 )
 from replay_pipeline.storage.pair_rows import PromptsOf, table_with_prompts, with_prompts
@@ -100,6 +103,11 @@ def publish(
     options = HubOptions(
         repo_id=repo_id, private=private, token=token, endpoint=endpoint, patience_s=patience_s
     )
+    # What may not be pushed is told before the Hub is asked, which may take minutes.
+    made_up = {
+        k: {"n_rehearsed": n_rehearsed(t)} for each in (given, agreed) for k, t in each.items()
+    }
+    refuse_rehearsal({**read_manifests(folder), **made_up}, repo_id)
     hub = options.open()
     with TemporaryDirectory(prefix="publish-") as aside, alone(folder):
         earlier = Published.at(folder, hub)

@@ -269,7 +269,7 @@ class _BatchFiles:
 
     def _put(self, config: str, rows: pa.Table) -> None:
         if config in ("pairs", "positives"):
-            self._totals["n_rehearsed"] += _n_rehearsed(rows)
+            self._totals["n_rehearsed"] += n_rehearsed(rows)
         split, batch = self._batch.split, self._batch
         sides = [split.of(each) for each in layout.conversations_in(rows)]
         for side in SPLITS:
@@ -322,8 +322,8 @@ class _BatchFiles:
                 "not_cut": {name: _sorted(n) for name, n in sorted(batch.not_cut.items())},
             },
         }
-        if n_rehearsed := self._totals["n_rehearsed"]:
-            manifest["n_rehearsed"] = n_rehearsed
+        if n_made_up := self._totals["n_rehearsed"]:
+            manifest["n_rehearsed"] = n_made_up
         if self._texts:
             n_pairs, n_texts = self._totals["n_with_texts"], len(self._texts)
             manifest["client_texts"] = {"n_pairs": n_pairs, "n_texts": n_texts}
@@ -412,7 +412,7 @@ class Version:
     ) -> PublishReport:
         """Change the folder to this version, if a check of it finds no problem."""
         here = {**self._stay, **self._manifests}
-        _refuse_rehearsal(here, options.repo_id)
+        refuse_rehearsal(here, options.repo_id)
         shared = {
             layout.FACTS: batch_facts.encode(self._facts),
             layout.CARD: card.render(here, self._facts),
@@ -494,7 +494,7 @@ def _sessions_in(table: pa.Table) -> list[str]:
     ]
 
 
-def _n_rehearsed(rows: pa.Table) -> int:
+def n_rehearsed(rows: pa.Table) -> int:
     """Count the rows of a config in which a made-up answer has a vote.
 
     The rows themselves say so, not the settings, because teachers may have been renamed, and
@@ -507,7 +507,7 @@ def _n_rehearsed(rows: pa.Table) -> int:
     )
 
 
-def _refuse_rehearsal(manifests: Mapping[str, Mapping[str, Any]], repo_id: str | None) -> None:
+def refuse_rehearsal(manifests: Mapping[str, Mapping[str, Any]], repo_id: str | None) -> None:
     """Refuse to push a dataset with even one made-up row.
 
     Raises:

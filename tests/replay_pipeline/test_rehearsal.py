@@ -41,12 +41,12 @@ def root(tmp_path_factory):
 
 @pytest.fixture
 def to_hub(monkeypatch):
-    """Settings that publish to a repository, and a Hub that must not be written to."""
-    monkeypatch.setattr("replay_pipeline.publish.hub.HubDataset.exists", lambda _: False)
+    """Settings that publish to a repository, and a Hub that must not even be asked."""
 
     def refuse(*_, **__):
-        raise AssertionError("the Hub was written to")
+        raise AssertionError("the Hub was asked")
 
+    monkeypatch.setattr("replay_pipeline.publish.hub.HubDataset.exists", refuse)
     monkeypatch.setattr("replay_pipeline.publish.hub.HubDataset.ensure", refuse)
     monkeypatch.setattr("replay_pipeline.publish.hub.HubDataset.commit", refuse)
     monkeypatch.setenv("HF_TOKEN", TOKEN)

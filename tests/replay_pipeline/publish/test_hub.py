@@ -127,16 +127,17 @@ def test_a_token_that_may_not_write_is_refused_at_once(server, target, kept_tabl
     assert held(server, target) is None
 
 
-def test_faults_that_do_not_pass_end_with_one_line(server, target, kept_table):
+def test_faults_that_do_not_pass_end_with_one_line(server, target, kept_table, caplog):
     publish([("b1", kept_table(*range(5)))], **target)
     before = held(server, target)
     server.fail(f"{COMMIT}", status=503, times=10**6)
     try:
         with pytest.raises(PublishError, match="answers 503; nothing was published"):
-            publish([("b2", kept_table(6, 7))], **{**target, "patience_s": 0.3})
+            publish([("b2", kept_table(6, 7))], **{**target, "patience_s": 3.0})
     finally:
         server.heal()
     assert held(server, target) == before
+    assert caplog.text.count("tried again for") == 1
 
 
 def test_a_repository_name_that_is_none_is_refused(target, kept_table):
