@@ -61,7 +61,7 @@ TOOLS = st.lists(
 
 @pytest.mark.slow
 @settings(
-    max_examples=400, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 @given(messages=MESSAGES, tools=TOOLS, n_asked=st.integers(0, 8))
 def test_no_hostile_history_makes_an_invalid_request(messages, tools, n_asked):
