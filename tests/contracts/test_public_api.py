@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 import replay_pipeline
 import trainer.losses
 
@@ -51,11 +49,6 @@ def test_importing_the_pipeline_loads_no_heavy_package():
 def test_help_of_the_command_line_loads_no_heavy_package():
     loaded = modules_after("import replay_pipeline.cli")
     assert (HEAVY - {"rich"}).isdisjoint(loaded)
-
-
-@pytest.mark.slow
-def test_losses_load_no_framework():
-    assert {"transformers", "trl", "datasets"}.isdisjoint(modules_after("import trainer.losses"))
 
 
 def test_losses_have_the_names_users_know():

@@ -227,14 +227,6 @@ def test_a_word_is_found_in_the_sessions_that_have_it_and_no_others(sample):
         }
 
 
-def test_the_same_sessions_make_the_same_page(sample, tmp_path):
-    look([SESSIONS_DIR], to=tmp_path / "again")
-    files = sorted(p.relative_to(tmp_path / "again") for p in (tmp_path / "again").rglob("*.*"))
-    assert len(files) > 30
-    for name in files:
-        assert (tmp_path / "again" / name).read_bytes() == (sample[1] / name).read_bytes()
-
-
 def test_text_of_sessions_is_inert_and_secrets_are_taken_out(tmp_path):
     log = session_log(tmp_path, f"{ATTACK} the token is {SECRET}", "\x1b[31m" + ATTACK)
     page = tmp_path / "look"

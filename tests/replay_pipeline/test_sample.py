@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
-from tests.roots import pipeline_at, sample_root
 from tests.support.sessions import state_id
 
 REPO = Path(__file__).parents[2]
@@ -138,21 +136,3 @@ def test_people_and_hosts_are_invented(sessions: Rows):
     hosts = re.findall(r"(?:\w@|//)([a-z0-9.-]+\.[a-z]{2,})", text)
     assert hosts
     assert all(host.endswith(("example.com", ".internal")) for host in hosts)
-
-
-@pytest.mark.slow
-def test_other_default_teachers_leave_the_sample_as_it_is(tmp_path):
-    other = [{"name": "new", "model": "vendor/new-model"}]
-    found = []
-    for folder, changes in (("as_it_is", {}), ("others", {"teachers": other})):
-        sample_root(tmp_path / folder)
-        work = pipeline_at(tmp_path / folder, replay={"sample_teachers": True, **changes})
-        work.find_batches()
-        batch = work.batches()[0]
-        work.ingest(batch)
-        work.replay(batch)
-        answers = work.root.read("teacher_actions", batch)
-        asked = answers.select(["state_id", "teacher", "request_sha", "action_text", "cost_usd"])
-        found.append((asked, status_of(work)["teachers"]))
-    assert found[0] == found[1]
-    assert len(set(found[0][0]["teacher"].to_pylist())) == len(TEACHERS)

@@ -145,13 +145,6 @@ def test_an_address_that_is_open_or_can_be_read_in_two_ways_is_refused(url):
         TeacherSpec(name="a", model="m", base_url=url)
 
 
-@pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:8000/v1", "http://localhost/v1", "http://[::1]:1"]
-)
-def test_plain_http_is_for_this_machine(url):
-    assert TeacherSpec(name="a", model="m", base_url=url).base_url == url
-
-
 def test_what_is_sent_to_loopback_goes_through_no_proxy(listener, monkeypatch):
     monkeypatch.setenv("OWN_KEY", "planted-0123456789")
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):

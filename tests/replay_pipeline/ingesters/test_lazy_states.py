@@ -78,10 +78,6 @@ def test_a_part_is_opened_when_it_is_needed(parts):
     assert opened == [1]
 
 
-def test_no_states_at_all():
-    assert list(LazyStates([], lambda i: pytest.fail("opened"))) == []
-
-
 def test_teachers_are_asked_only_where_the_prompt_lacks_nothing(tmp_path: Path):
     log = Log()
     log.user("go")

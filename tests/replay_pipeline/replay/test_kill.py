@@ -134,12 +134,12 @@ def test_kills_do_not_hold_the_money_of_a_small_ceiling_for_ever(
 def test_kills_within_continuations_pay_no_step_twice_and_nothing_over_the_ceiling(
     tmp_path, children
 ):
-    """Six ledgers, killed four times each while teachers look up to three times before they act."""
+    """Four ledgers, killed four times each while teachers look up to three times before they act."""
     chance = random.Random(67)
     model, n, n_kills = "deepseek/deepseek-v4-pro", 40, 0
     states = [{**state, "tools": TOOLS} for state in make_states(n, n_sessions=n)]
     n_looks = {state["state_id"]: number % 4 for number, state in enumerate(states)}
-    for place in range(6):
+    for place in range(4):
         ledger, ceiling_usd = tmp_path / f"{place}.sqlite", (0.02, 1.0)[place % 2]
         with TeacherServer(looking(n_looks, model, n_looks), latency=0.03) as server:
             [teacher] = server.teachers([model])
@@ -166,4 +166,4 @@ def test_kills_within_continuations_pay_no_step_twice_and_nothing_over_the_ceili
         else:
             assert 0 < len(ended) < n
             assert {a.error_code for a in actions} <= {None, "unfinished"}
-    assert n_kills >= 20
+    assert n_kills >= 12
