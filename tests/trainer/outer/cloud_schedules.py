@@ -169,12 +169,13 @@ def offline_no_more():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first")
     parser.add_argument("--platform", choices=PLATFORMS, nargs="*", default=PLATFORMS)
     options = parser.parse_args()
     is_broken = False
     for platform in options.platform:
         counts = Counter()
-        for seed in range(options.count):
+        for seed in range(options.first, options.first + options.count):
             with tempfile.TemporaryDirectory() as folder:
                 one = run_schedule(seed, Path(folder), platform)
             counts += Counter(
