@@ -31,7 +31,7 @@ from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.storage.processes import child_environment
 from tests.integration.processes import instance_of, wait_until
 from tests.loopback import webhook
-from tests.roots import pipeline_at, project_root, with_work
+from tests.roots import pipeline_at, project_root, served_root, with_work
 from tests.support.dagster_web import (
     free_port,
     graphql,
@@ -40,6 +40,8 @@ from tests.support.dagster_web import (
     wait_for_run,
 )
 from tests.support.forked import BIN, forked, forked_python
+from tests.support.sessions import SessionBuilder, ToolCall
+from tests.support.teachers import TeacherServer
 
 REPO = Path(__file__).parents[2]
 ASSETS = {
@@ -283,6 +285,74 @@ def test_what_the_money_did_not_reach_is_planned_again_and_0_means_0(root):
         )
         (root / "settings.toml").write_text(text)
         assert "budget is 0" in str(plan().skip_message)
+
+
+def test_night_after_night_what_is_new_is_replayed_published_and_told_and_nothing_is_paid_twice(
+    tmp_path, monkeypatch
+):
+    root, resource = tmp_path / "data", PipelineResource()
+    monkeypatch.setenv("REPLAY_DATA", str(root))
+    with TeacherServer(script={"role": "assistant", "content": "I look first."}) as server:
+        work = served_root(root, server, sessions=tmp_path / "logs")
+        with (root / "settings.toml").open("a") as file:
+            file.write("[normalize]\nrecipe = 'none'\n")
+        set_in(root, "ingest", "settle_s = 0")
+        defs = define(resource)
+        session = SessionBuilder("nights")
+        with instance_of(root) as instance:
+
+            def ends(request: dg.RunRequest, job: str, **tags: str) -> bool:
+                return (
+                    defs.resolve_job_def(job)
+                    .execute_in_process(
+                        instance=instance,
+                        tags={**request.tags, **tags},
+                        run_config=request.run_config,
+                        raise_on_error=False,
+                    )
+                    .success
+                )
+
+            def follows() -> Any:
+                with dg.build_sensor_context(instance=instance) as context:
+                    return automation.night_goes_on(context)
+
+            for day in (2, 3, 4):
+                for step in range(3):
+                    session.user(f"Day {day}: why does module {step} fail?")
+                    call = ToolCall("Bash", {"command": f"pytest tests/test_{day}_{step}.py"})
+                    message = session.assistant(f"I run {step}.", [call])
+                    session.result(message.tool_use_ids[0], "1 failed")
+                session.write(tmp_path / "logs")
+                with dg.build_sensor_context(instance=instance) as context:
+                    found = new_sessions(context, pipeline=resource)
+                assert isinstance(found, dg.SensorResult)
+                (added,) = found.dynamic_partitions_requests or []
+                instance.add_dynamic_partitions("trace_batch", list(added.partition_keys))
+                is_bad = day == 3  # one night fails after it has paid, and the next makes it up
+                with monkeypatch.context() as patch:
+                    if is_bad:
+                        with_work(patch, "pairs", no_pairs)
+                        defs = define(resource)
+                    for request in planned_night(instance, day=day, hour=2):
+                        of_night = {"dagster/schedule_name": "nightly_replay"}
+                        assert ends(request, "replay_batches", **of_night) is not is_bad
+                defs = define(resource)
+                for job in ("publish", "summarize_night"):
+                    (request,) = follows()
+                    assert request.job_name == job
+                    key = {"dagster/run_key": str(request.run_key)}
+                    assert ends(request, job, **key)  # of what there is
+                assert isinstance(follows(), dg.SkipReason)
+        assert completed_batches(work) == set(work.batches())
+        rows = [work.root.read_all(name).num_rows for name in ("states", "teacher_actions")]
+        assert rows == [9, 27]
+        assert server.bill().n_charged == 27
+        assert server.bill().n_duplicates == 0
+
+
+def no_pairs(work: Any, task: Any) -> None:
+    raise NormalizeError("the machine went down")
 
 
 def test_a_range_run_fills_every_batch_and_a_second_one_does_nothing(filled_root):
