@@ -58,9 +58,11 @@ def commands(port: int) -> dict[str, tuple[list[str], str]]:
     """
     host = ["--host", "127.0.0.1", "--port", str(port)]
     smol, gemma = str(MODELS / "smollm2-135m-instruct"), str(MODELS / "gguf" / "gemma-3-270m.gguf")
+    serve = ["-m", "transformers.cli.transformers", "serve"]
     llama, template = (str(HERE / name) for name in ("llama_server.py", "tools.jinja"))
     return {
-        "transformers": (["-m", "transformers.cli.transformers", "serve", smol, *host], smol),
+        "transformers": ([*serve, smol, *host], smol),
+        "checkpoints": ([*serve, *host], "named by each request"),
         "llama.cpp": ([llama, gemma, template, str(port), str(LLAMA_CONTEXT)], "gemma-3-270m"),
     }
 
@@ -80,7 +82,7 @@ def served(name: str, folder: Path) -> Iterator[Engine]:
     teacher = TeacherSpec.model_validate(
         {
             "name": name, "model": model, "base_url": f"http://127.0.0.1:{port}/v1",
-            "api_key_env": None, "dialect": name, "price": {"prompt": 1e-7, "completion": 4e-7},
+            "api_key_env": None, "dialect": name.replace("checkpoints", "transformers"), "price": {"prompt": 1e-7, "completion": 4e-7},
             "max_concurrency": 1, "timeout_s": 300, "family": name,
         }
     )  # fmt: skip
@@ -96,7 +98,11 @@ def served(name: str, folder: Path) -> Iterator[Engine]:
         yield Engine(name, teacher, process, log)
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:  # a server that has loaded several models
+            process.kill()
+            process.wait(30)
 
 
 @pytest.fixture(scope="session", params=["transformers", "llama.cpp"])

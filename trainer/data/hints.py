@@ -23,6 +23,11 @@ class Hint:
 HintFunction = Callable[[Mapping[str, Any]], Hint | None]
 """A function that returns the hint for a row's state. `None` leaves the row out of channel 2."""
 
+
+def without_hint(row: Mapping[str, Any]) -> None:
+    """Return no hint, for runs without channel 2."""
+
+
 _TEMPLATES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"has not been read yet", re.I),

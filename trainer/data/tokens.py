@@ -1,8 +1,8 @@
-"""Store the token ids of a run's texts, rendered once, in a memory-mapped file.
+"""Store the token ids of a run's texts, rendered once, in memory-mapped files.
 
 A chat template takes a third of a CPU second for a session of 9,000 tokens, each time that a pair
 is drawn. `TokenStore` renders all texts before the first step, in one process per core. Afterwards,
-ids are looked up by a hash of the request.
+ids are looked up by a hash of the request. A later run renders only what is new to it.
 """
 
 import hashlib
@@ -94,22 +94,31 @@ class TokenStore:
         return self._table["ids"][place].as_py(), Cut(**json.loads(cut)) if cut else Cut()
 
     def fill(self, requests: Iterable[Request], renderer: Any, folder: Path) -> None:
-        """Render requests into a file in `folder`, or reuse an earlier file.
+        """Render requests into a file in `folder`, but for those that are in an earlier file.
 
-        The name of the file is a hash of the tokenizer, its template, the budgets, and the
-        requests. A change of any of them gives another file.
+        The names of files begin with a hash of the tokenizer, its template, and the budgets. A run
+        that is stopped here keeps what it has rendered.
         """
         wanted = {key_of(request): request for request in requests}
-        identity = hashlib.sha256("\n".join([renderer.identity, *sorted(wanted)]).encode())
-        path = folder / f"{identity.hexdigest()[:32]}.arrow"
-        if not path.is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{os.getpid()}.part")
+        earlier = sorted(folder.glob(f"{renderer.identity[:32]}-*.arrow"))
+        self._read(earlier)
+        missing = [(key, request) for key, request in wanted.items() if key not in self._places]
+        if not missing:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{renderer.identity[:32]}-{len(earlier):04}.arrow"
+        part = path.with_suffix(f".{os.getpid()}.part")
+        try:
             with pa.OSFile(str(part), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
-                for rows in _rendered(list(wanted.items()), renderer):
+                for rows in _rendered(missing, renderer):
                     writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=_SCHEMA))
+        finally:
             part.replace(path)
-        self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        self._read([*earlier, path])
+
+    def _read(self, paths: Sequence[Path]) -> None:
+        tables = [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in paths]
+        self._table = pa.concat_tables(tables or [_SCHEMA.empty_table()])
         self._places = {key: place for place, key in enumerate(self._table["key"].to_pylist())}
 
 
@@ -135,7 +144,12 @@ def _rendered(requests: list[tuple[str, Request]], renderer: Any) -> Iterator[li
     # batch of a process that was killed.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(n_processes, context, _take, (renderer,)) as pool:
-        yield from pool.map(_render_here, batches)
+        try:
+            yield from pool.map(_render_here, batches)
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()  # or the pool would wait for all batches
+            raise
 
 
 def _render(renderer: Any, batch: list[tuple[str, Request]]) -> list[dict[str, Any]]:

@@ -28,7 +28,9 @@ def load_tokenizer(config: RunConfig, data: PreferenceData) -> Any:
         return train_tokenizer(
             corpus(data.pairs or data.sft_pairs("consensus")), vocab_size=config.tiny.vocab_size
         )
-    return fresh_tokenizer(config)
+    tokenizer = fresh_tokenizer(config)
+    tokenizer.padding_side = "left"
+    return tokenizer
 
 
 def fresh_tokenizer(config: RunConfig) -> Any:
@@ -38,9 +40,12 @@ def fresh_tokenizer(config: RunConfig) -> Any:
         TrainerConfigError: the tokenizer doesn't exist.
     """
     try:
-        return AutoTokenizer.from_pretrained(config.model, padding_side="left", **_source(config))
+        tokenizer: Any = AutoTokenizer.from_pretrained(config.model, **_source(config))
     except (OSError, ValueError) as error:
         raise TrainerConfigError(f"model={config.model}: no tokenizer there ({error})") from error
+    for name in ("is_local", "local_files_only"):  # how it was found would be saved with it
+        tokenizer.init_kwargs.pop(name, None)
+    return tokenizer
 
 
 def usable_data(

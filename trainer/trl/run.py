@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.evaluation import EvaluationCost, evaluate
 from trainer.data.folders import sole_writer
-from trainer.data.hints import hint_for_row
+from trainer.data.hints import hint_for_row, without_hint
 from trainer.data.rendering import RENDERING_FILE, Renderer
 from trainer.data.report import model_card, plot_metrics
 from trainer.data.rewards import agreement, as_trl_reward, load_function, load_reward
@@ -197,7 +198,7 @@ def _run(
         train_replica(trainer, made.outer, resume_from=str(resumed) if resumed else None)
     stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
     # First what took hours, then what only looks at it.
-    save_checkpoint(config, trainer, made.tokenizer, output)
+    save_checkpoint(made, trainer, output)
     after, loss_last = made.measured()
     live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
     idle = {
@@ -254,16 +255,19 @@ class _Prepared:
         if getattr(self.tokenizer, "response_template", None) is None:
             with contextlib.suppress(ValueError):  # a template that TRL doesn't know
                 add_response_schema(self.tokenizer)
-        self.collator = ComposerDataCollator(self.tokenizer, **args.rendering)
+        hint = hint_for_row if args.alpha_sdpo > 0 else without_hint
+        self.collator = ComposerDataCollator(self.tokenizer, hint=hint, **args.rendering)
         renderer = self.collator.renderer
         with args.main_process_first(desc="tokenizing"):
-            requests = requests_of(data, hint_for_row, with_tools=args.render_tools)
+            requests = requests_of(data, hint, with_tools=args.render_tools)
             renderer.store.fill(requests, renderer, Path(config.output) / "tokens")
         data, self.found = usable_data(config, renderer, data)
         joined = section_of(OuterOptions, config.outer_options, "outer_options.")
         self.outer = outer_callbacks(config.outer, joined, place=parts.place, store=parts.store)
         # All replicas must start from the same weights, although their data shards differ.
         self.model = self._trainee(data)
+        self.own_configs = deepcopy((self.model.config, self.model.generation_config))
+        """As the maker made them: the trainer puts its own end tokens and no cache into the model's."""
         data = sharded(data, parts.place) if self.outer else data
         self.off = off_channels(args, data)
         """Channels that cannot teach anything, with the reason."""
@@ -538,21 +542,22 @@ def build_trainer(
     return trainer
 
 
-def save_checkpoint(
-    config: RunConfig, trainer: ComposerReplicationTrainer, tokenizer: Any, output: Path
-) -> None:
+def save_checkpoint(made: _Prepared, trainer: ComposerReplicationTrainer, output: Path) -> None:
     """Save weights (as safetensors) and tokenizer into `checkpoint`, and an adapter into `adapter`.
 
-    TRL's pickled arguments are left out. Under PEFT, `checkpoint` is the merged model, which loads
-    like any other, unless `peft.merge` is off.
+    Settings, template and tokens are the maker's own. Only what ends a turn is added, and how a
+    server reads calls, where the maker left that out. Under PEFT, `checkpoint` is the merged model,
+    which loads like any other, unless `peft.merge` is off.
     """
+    config, tokenizer = made.config, made.tokenizer
     weights = trainer.accelerator.get_state_dict(trainer.model)
     if not trainer.is_world_process_zero():
         return
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     folder = output / "checkpoint"
-    # As the maker made it: the run's own has other end and pad tokens.
     own_tokenizer = fresh_tokenizer(config) if config.model else tokenizer
+    if getattr(own_tokenizer, "response_template", None) is None:
+        own_tokenizer.response_template = getattr(tokenizer, "response_template", None)
     if config.peft is not None:
         # peft picks the adapter's weights out of the model itself.
         model.save_pretrained(str(output / "adapter"))
@@ -562,6 +567,7 @@ def save_checkpoint(
         model = merged(config, output / "adapter") if config.model else model.merge_and_unload()
         weights = None
     # What ends a turn here ends it for everybody who loads the checkpoint.
+    model.config, model.generation_config = deepcopy(made.own_configs)
     ends = end_tokens(model, tokenizer)
     model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
     model.save_pretrained(str(folder), state_dict=weights)

@@ -93,6 +93,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 "rollout_func": replay_rollouts,
             }
         super().__init__(model, reward_funcs, args, **options)
+        rows: Any = self.train_dataset
+        if isinstance(rows, Dataset) and len(rows) < (
+            n := (args.generation_batch_size or 1) // (args.num_generations or 1)
+        ):
+            # TRL leaves out what fills no batch, and would make no step.
+            self.train_dataset = rows.select([i % len(rows) for i in range(n)])
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
             raise TrainerConfigError(
                 "DeepSpeed gathers weights in its own forward call alone, and this trainer calls a model's "

@@ -1,20 +1,14 @@
 """Chat templates as their makers publish them: equal to the whole conversation, text form, or refused."""
 
-import re
-from pathlib import Path
-
 import pytest
-import trl
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 from trl.chat_template_utils import add_response_schema
 
+from tests.trainer.families import SHIPPED, shipped
 from trainer.data.acting import _action
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import canonical_calls
 from trainer.errors import TrainerConfigError
 
-SHIPPED = Path(trl.__file__).parent / "chat_templates"
 OF_TRAINING = "_training"
 """In the names of TRL's own versions, which no server renders."""
 NATIVE = (
@@ -35,28 +29,6 @@ REFUSED = {
     "llava_next": "an answer doesn't follow the prompt",
     "smolvlm": "doesn't show the text of an answer",
 }
-SPECIAL = re.compile(
-    r"<\|[^<>|\s]{1,40}\|>|<｜[^｜]{1,40}｜>|<[a-z_]+\|>|<\|[a-z_]+>|<(?:start|end)_of_turn>"
-)
-
-
-@pytest.fixture
-def made(tokenizer):
-    """A function that gives a tokenizer one of TRL's templates, and the special tokens in it."""
-
-    def make(name: str) -> PreTrainedTokenizerFast:
-        template = (SHIPPED / f"{name}.jinja").read_text("utf-8")
-        fast = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()),
-            bos_token="<s>",
-            eos_token="<|im_end|>" if "<|im_end|>" in template else "</s>",
-            pad_token="<|endoftext|>",
-            additional_special_tokens=sorted(set(SPECIAL.findall(template))),
-        )
-        fast.chat_template = template
-        return fast
-
-    return make
 
 
 def call(name: str, number: int, content: str = "", **arguments) -> dict:
@@ -109,10 +81,10 @@ def test_every_template_that_trl_ships_is_in_the_table():
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_a_prompt_and_its_answer_are_the_whole_conversation_token_for_token(made, name):
+def test_a_prompt_and_its_answer_are_the_whole_conversation_token_for_token(name):
     """As a server renders the one and the reference the other, up to the end of the turn."""
-    reference = made(name)
-    renderer = Renderer(tokenizer=made(name), max_prompt_tokens=9999, max_response_tokens=9999)
+    reference = shipped(name)
+    renderer = Renderer(tokenizer=shipped(name), max_prompt_tokens=9999, max_response_tokens=9999)
     options = dict(renderer.features.options)
     given = {"tools": TOOLS, "return_dict": False, **options}
     for prompt in PROMPTS.values():
@@ -133,16 +105,16 @@ def test_a_prompt_and_its_answer_are_the_whole_conversation_token_for_token(made
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_thinking_is_off_where_the_template_can_be_told(made, name):
-    options = Renderer(tokenizer=made(name)).features.options
+def test_thinking_is_off_where_the_template_can_be_told(name):
+    options = Renderer(tokenizer=shipped(name)).features.options
     template = (SHIPPED / f"{name}.jinja").read_text("utf-8")
     is_switch = "enable_thinking" in template
     assert options.get("enable_thinking", True) is not is_switch or name.startswith("lfm2")
 
 
 @pytest.mark.parametrize("name", TEXT_FORM)
-def test_calls_that_a_template_cannot_show_are_text_behind_its_own_prompt(made, name):
-    renderer = Renderer(tokenizer=made(name), max_prompt_tokens=9999, max_response_tokens=9999)
+def test_calls_that_a_template_cannot_show_are_text_behind_its_own_prompt(name):
+    renderer = Renderer(tokenizer=shipped(name), max_prompt_tokens=9999, max_response_tokens=9999)
     assert "has_tool_calls" in renderer.features.missing()
     text = renderer.tokenizer.decode(renderer.response_ids(ACTIONS["a call"]))
     assert text.startswith('<tool_call>\n{"name": "Read", "arguments": {"path": "src/tax.py"')
@@ -153,32 +125,34 @@ def test_calls_that_a_template_cannot_show_are_text_behind_its_own_prompt(made, 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_template_that_no_rule_fits_is_refused_with_what_to_set(made, name):
-    tokenizer = made(name)
+def test_a_template_that_no_rule_fits_is_refused_with_what_to_set(name):
+    tokenizer = shipped(name)
     with pytest.raises(TrainerConfigError, match=REFUSED[name]) as refused:
         Renderer(tokenizer=tokenizer)
     assert "chat_template_kwargs" in str(refused.value)
     assert tokenizer.chat_template == (SHIPPED / f"{name}.jinja").read_text("utf-8")
 
 
-def test_the_options_of_a_template_can_be_set(made):
-    renderer = Renderer(tokenizer=made("gptoss"), chat_template_kwargs={"reasoning_effort": "low"})
+def test_the_options_of_a_template_can_be_set():
+    renderer = Renderer(
+        tokenizer=shipped("gptoss"), chat_template_kwargs={"reasoning_effort": "low"}
+    )
     assert "Reasoning: low" in renderer.tokenizer.decode(renderer.prompt_ids([ASKED]))
-    thinking = Renderer(tokenizer=made("qwen3"), chat_template_kwargs={"enable_thinking": True})
+    thinking = Renderer(tokenizer=shipped("qwen3"), chat_template_kwargs={"enable_thinking": True})
     text = thinking.tokenizer.decode(thinking.response_ids(ACTIONS["a text"]))
     assert text == "<think>\n\n</think>\n\nThe sum is right now.<|im_end|>"
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe", "nemotron_3_nano"])
-def test_marks_of_thoughts_in_an_answer_are_text(made, name):
-    renderer = Renderer(tokenizer=made(name), max_response_tokens=999)
+def test_marks_of_thoughts_in_an_answer_are_text(name):
+    renderer = Renderer(tokenizer=shipped(name), max_response_tokens=999)
     said = {"role": "assistant", "content": "It splits at </think> and <think>."}
     text = renderer.tokenizer.decode(renderer.response_ids(said))
     assert "< /think>" in text
     assert text.strip().startswith("It splits at")
 
 
-def test_calls_made_at_once_follow_one_another_where_a_message_has_one(made):
+def test_calls_made_at_once_follow_one_another_where_a_message_has_one():
     both = call("Read", 0, path="a.py")
     both["tool_calls"] += call("Read", 1, path="b.py")["tool_calls"]
     prompt = [ASKED, both, result("A", 0, "Read"), result("B", 1, "Read")]
@@ -187,7 +161,7 @@ def test_calls_made_at_once_follow_one_another_where_a_message_has_one(made):
         *(call("Read", 1, path="b.py"), result("B", 1, "Read")),
     ]
     for name in ("gptoss", "llama3_1"):
-        renderer = Renderer(tokenizer=made(name), max_prompt_tokens=9999)
+        renderer = Renderer(tokenizer=shipped(name), max_prompt_tokens=9999)
         assert renderer.prompt_ids(prompt, TOOLS) == renderer.prompt_ids(apart, TOOLS)
 
 
@@ -196,9 +170,9 @@ PARSED = tuple(name for name in NATIVE if name != "muse_glimmer")
 
 
 @pytest.mark.parametrize("name", PARSED)
-def test_the_reverse_of_a_template_reads_the_call_that_is_scored(made, name):
+def test_the_reverse_of_a_template_reads_the_call_that_is_scored(name):
     """What a server returns as a native call if the model writes what it was trained to write."""
-    renderer = Renderer(tokenizer=made(name), max_prompt_tokens=9999, max_response_tokens=9999)
+    renderer = Renderer(tokenizer=shipped(name), max_prompt_tokens=9999, max_response_tokens=9999)
     tokenizer = add_response_schema(renderer.tokenizer)
     prompt = renderer.prompt_ids(PROMPTS["in a later turn"], TOOLS)
     written = renderer.response_ids(ACTIONS["a call"])

@@ -61,6 +61,31 @@ def test_a_second_run_renders_nothing(tokenizer, data, tmp_path, monkeypatch):
     assert [one.stat().st_mtime_ns for one in tmp_path.iterdir()] == [written]
 
 
+def test_a_run_renders_what_is_new_to_it_and_keeps_what_it_made_when_stopped(
+    tokenizer, data, tmp_path, monkeypatch
+):
+    first = data_of(data.pairs[:4])
+    filled(Renderer(tokenizer=tokenizer, **BUDGETS), first, tmp_path)
+    rendered, render = [], Renderer.render
+
+    def counted(renderer, request):
+        rendered.append(request)
+        if len(rendered) == 3:
+            raise KeyboardInterrupt
+        return render(renderer, request)
+
+    monkeypatch.setattr(Renderer, "render", counted)
+    monkeypatch.setattr(tokens, "_PER_BATCH", 1)
+    with pytest.raises(KeyboardInterrupt):
+        filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
+    filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
+    wanted, known = (
+        {tokens.key_of(one) for one in requests_of(one, hint_for_row, with_tools=True)}
+        for one in (data, first)
+    )
+    assert len(rendered) == len(wanted - known) + 1  # one of them twice: it was stopped there
+
+
 @pytest.mark.parametrize(
     "change", [{"max_prompt_tokens": 251}, {"max_response_tokens": 9}, {"with_tools": False}]
 )

@@ -124,9 +124,6 @@ def test_a_named_model_is_trained_in_full_or_by_adapters_and_loads_anywhere(
     if peft is not None:
         assert all(".layers.1." in name for name in differ)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "checkpoint")
-    own = AutoTokenizer.from_pretrained(folder)  # and nothing that was not the model's own
-    assert tokenizer.special_tokens_map == own.special_tokens_map
-    assert tokenizer.chat_template == own.chat_template
     card = (tmp_path / "out" / "README.md").read_text()
     assert "can't show lists of tools, tool calls, tool results: it was trained" in " ".join(
         card.split()
