@@ -22,14 +22,12 @@ from trainer.errors import (
     TrainerError,
     TrainingStoppedError,
 )
+from trainer.types import StopRequest
 
 DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
 PRETRAINED_CONFIG = Path(__file__).parent / "pretrained.yaml"
 """The settings if you name a model by `--set model=` but no file. The tiny model's learning rate
 would ruin a real model."""
-STOPPED = 128 + signal.SIGTERM
-"""Exit code of a run that was asked to stop and saved a checkpoint."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -60,7 +58,9 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, and return 0 on success, 2 if a setting or the dataset is wrong, or 143 if stopped.
+    """Run the command, and return 0 on success, or 2 if a setting or the dataset is wrong.
+
+    A run that Ctrl-C stopped returns 130, and one that SIGTERM stopped 143.
 
     If the first word is `launch` or a related command, the rest describes replicas: see
     `trainer.outer.launch`.
@@ -122,7 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = (_checked if options.check else ENGINES[options.engine])(values)
     except TrainingStoppedError as stopped:
         sys.stderr.write(f"{stopped}\n")
-        return STOPPED
+        return stopped.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        return 128 + signal.SIGINT
     except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
         # A launcher starts a replica again that ended with 1, and none with a user's error.
@@ -233,8 +236,8 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
 
     if values.get("model") is None:
         torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
-    with stop_signals() as should_stop:
-        return run(read_settings(values), should_stop=should_stop)
+    with stop_signals() as stop:
+        return run(read_settings(values), stop=stop)
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
@@ -274,26 +277,40 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGTERM or Ctrl-C asked this process to stop.
+def stop_signals() -> Iterator[StopRequest]:
+    """Yield the wish of SIGTERM or Ctrl-C that this process stops.
 
     A second signal ends the process at once. Outside the main thread, no handler can be set, so
     signals have no effect.
+
+    Raises:
+        TrainingStoppedError: a signal came where nothing is to be saved, or what it says was saved.
     """
-    seen: set[int] = set()
+    stop, seen = StopRequest(), set[int]()
 
     def note(number: int, frame: object) -> None:
         del frame
         if number in seen:
-            raise KeyboardInterrupt
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         seen.add(number)
+        stop.ask()
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield stop
         return
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield lambda: bool(seen)
+        yield stop
+    except (KeyboardInterrupt, TrainingStoppedError) as error:
+        stopped = error
+        if not isinstance(stopped, TrainingStoppedError):
+            stopped = TrainingStoppedError(
+                "stopped before a step was made: there is nothing to save but the texts that are "
+                "tokenized. To go on, run the same command again"
+            )
+        stopped.exit_code = 128 + next(iter(seen), signal.SIGINT)
+        raise stopped from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -302,8 +319,9 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 def _run_with_verl(values: dict[str, Any]) -> dict[str, Any]:
     from trainer.engines.verl.launch import train_with_verl  # noqa: PLC0415 - loads torch
 
-    with stop_signals() as should_stop:
-        return train_with_verl(values, should_stop=should_stop)
+    with stop_signals() as stop:
+        stop.is_held = True
+        return train_with_verl(values, should_stop=stop)
 
 
 def _prepare_prime_rl(values: dict[str, Any]) -> dict[str, Any]:

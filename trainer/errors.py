@@ -33,7 +33,10 @@ class EnvironmentFailedError(TrainerError, RuntimeError):
 
 
 class TrainingStoppedError(TrainerError, RuntimeError):
-    """Somebody asked the run to stop. The message names the checkpoint to continue from."""
+    """Somebody asked the run to stop. The message says how to go on."""
+
+    exit_code = 143
+    """What a command returns for it, by the signal that asked: 130 for Ctrl-C, 143 for SIGTERM."""
 
 
 class DivergedError(TrainerError, ArithmeticError):

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.forked import fork_of
 from tests.trainer.programs import Program
-from trainer.__main__ import STOPPED
 from trainer.data.evaluation import EvaluationOptions
 from trainer.errors import TrainerConfigError
 from trainer.settings import RunConfig, TinyOptions
@@ -80,19 +79,41 @@ def assert_same(output: Path, straight: Path) -> None:
     assert reports[0] == reports[1]
 
 
-def test_a_stopped_run_saves_itself_and_goes_on_bit_for_bit(dataset_folder, straight, tmp_path):
-    stopped = start(dataset_folder, tmp_path)
-    wait_for(stopped, lambda: len(steps(tmp_path)) >= 2)
-    stopped.send_signal(signal.SIGTERM)
-    status, errors = stopped.ended(120)
-    assert status == STOPPED, errors
-    assert "run the same command with resume_from=last" in errors
-    assert 2 <= len(steps(tmp_path)) < N_STEPS
-    assert not (tmp_path / "report.json").exists()
-    assert not list(tmp_path.rglob("training_args.bin"))
+SLOW_EVALUATION = ("evaluation.max_prompts=60", "evaluation.max_share=1000")
+
+
+def test_a_run_that_is_stopped_anywhere_goes_on_bit_for_bit(dataset_folder, straight, tmp_path):
+    def stopped(number: int, when, *settings: str) -> str:
+        began = start(dataset_folder, tmp_path, *settings)
+        wait_for(began, when)
+        began.send_signal(number)
+        status, errors = began.ended(120)
+        assert status == 128 + number, errors
+        assert not (tmp_path / "report.json").exists()
+        assert not list(tmp_path.rglob("training_args.bin"))
+        return errors
+
+    # While it loads, and in the first evaluation.
+    for when in (tmp_path / "trainer.lock").exists, lambda: list(tmp_path.glob("tokens/*.arrow")):
+        told = stopped(signal.SIGINT, when, *SLOW_EVALUATION)
+        assert "before a step was made" in told
+        assert "run the same command again" in told
+        (tmp_path / "trainer.lock").unlink()
+    # In its steps, and in the last evaluation.
+    told = stopped(signal.SIGINT, lambda: len(steps(tmp_path)) >= 2)
+    assert "To go on, run the same command with --resume" in told
+    n_made = len(steps(tmp_path))
+    assert 2 <= n_made < N_STEPS
+    assert (tmp_path / "steps" / f"checkpoint-{n_made}" / "run.json").exists()
+    stopped(signal.SIGTERM, lambda: len(steps(tmp_path)) >= n_made + 2)
+    saved = tmp_path / "checkpoint" / "rendering.json"
+    told = stopped(signal.SIGINT, saved.exists, *SLOW_EVALUATION)
+    assert f"stopped after step {N_STEPS} of {N_STEPS}" in told
+    before = steps(tmp_path)
     resumed = start(dataset_folder, tmp_path)
     status, errors = resumed.ended(400)
     assert status == 0, errors
+    assert steps(tmp_path) == before
     assert_same(tmp_path, straight)
     once_more = start(dataset_folder, tmp_path)
     status, errors = once_more.ended(400)

@@ -1,5 +1,7 @@
-"""The records of the trainer: the rows of a dataset."""
+"""The records of the trainer: the rows of a dataset, and the wish that a run ends."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NotRequired, TypedDict
 
 Message = dict[str, Any]
@@ -42,3 +44,37 @@ class PositiveRow(_Row):
     """One row of the dataset's `positives`: the student's own action was the consensus."""
 
     completion: list[Message]
+
+
+class StopRequest:
+    """The wish that a run ends. Whoever asks interrupts the run at once, unless `is_held`."""
+
+    def __init__(self) -> None:
+        self.is_asked = self.is_held = False
+
+    def __call__(self) -> bool:
+        """Return whether somebody asked."""
+        return self.is_asked
+
+    def ask(self) -> None:
+        """Ask, in the thread of the run.
+
+        Raises:
+            KeyboardInterrupt: the run can be left here.
+        """
+        self.is_asked = True
+        if not self.is_held:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Do what must not be left halfway. The wish waits until the end.
+
+        Raises:
+            KeyboardInterrupt: somebody asked in the meantime.
+        """
+        self.is_held = True
+        yield
+        self.is_held = False
+        if self.is_asked:
+            raise KeyboardInterrupt

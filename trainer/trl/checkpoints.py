@@ -3,18 +3,20 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import TrainerCallback
 
 from trainer.errors import TrainerConfigError, TrainingStoppedError
 from trainer.settings import RunConfig
 from trainer.trl.config import ComposerConfig
+from trainer.types import StopRequest
 
 logger = logging.getLogger(__name__)
 
@@ -227,21 +229,44 @@ def _fault(folder: Path) -> str | None:
 
 
 class StopAtStep(TrainerCallback):
-    """The callback that stamps every checkpoint as complete and, on request, saves one and stops."""
+    """The callback that stamps every checkpoint as complete and, on request, saves one and stops.
 
-    def __init__(self, stamp: RunStamp, should_stop: Callable[[], bool]) -> None:
-        self.stamp, self.should_stop = stamp, should_stop
+    One process alone may leave a step halfway: nothing of it is kept. Several must end at the same
+    step, so a wish waits for its end.
+    """
+
+    def __init__(self, stamp: RunStamp, stop: StopRequest, *, is_alone: bool) -> None:
+        self.stamp, self.stop, self._is_alone = stamp, stop, is_alone
         self.stopped_in: Path | None = None
         """The checkpoint at which the run was stopped."""
+        self._before_step: tuple[Tensor, list[Tensor]] | None = None
+        """States of torch's random numbers at the beginning of this step or the last one."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Let a wish wait, if others make the same steps."""
+        self.stop.is_held = not self._is_alone
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Keep what a step changes before its end, and allow to leave it."""
+        if self._is_alone and _is_boundary(args, state):
+            cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+            self._before_step = torch.get_rng_state(), cuda
+            self.stop.is_held = False
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Let a wish wait while weights change."""
+        self.stop.is_held = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Request a checkpoint and the end, at a step where TRL starts a new batch."""
-        per_batch = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
-        is_boundary = state.global_step % (per_batch * args.num_iterations) == 0
         is_last = state.global_step >= state.max_steps
-        if self._is_asked(args) and is_boundary and not is_last:
+        if self._is_asked(args) and _is_boundary(args, state) and not is_last:
             control.should_save = control.should_training_stop = True
             self.stopped_in = _folder(args, state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Allow to leave what comes after the last step."""
+        self.stop.is_held = False
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Mark the checkpoint as complete, and remove TRL's pickled arguments."""
@@ -252,6 +277,25 @@ class StopAtStep(TrainerCallback):
             (folder / "training_args.bin").unlink(missing_ok=True)
             write_stamp(folder, self.stamp)
 
+    def leave(self, trainer: Any) -> None:
+        """Save the last whole step, if this process made one, after the run was interrupted.
+
+        Raises:
+            TrainingStoppedError: a step is saved. It says how to go on.
+        """
+        folder = _folder(trainer.args, trainer.state)
+        if self._before_step is None or trainer.state.global_step == 0:
+            return
+        if not (folder / STAMP_FILE).exists():
+            cpu, cuda = self._before_step
+            torch.set_rng_state(cpu)
+            if cuda:
+                torch.cuda.set_rng_state_all(cuda)
+            trainer.save_step()
+            self.on_save(trainer.args, trainer.state, trainer.control)
+        self.stopped_in = folder
+        self.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
+
     def raise_if_stopped(self, n_steps: int, max_steps: int) -> None:
         """Raise if the run has not reached its end.
 
@@ -260,17 +304,24 @@ class StopAtStep(TrainerCallback):
         """
         if self.stopped_in is not None:
             raise TrainingStoppedError(
-                f"stopped at step {n_steps} of {max_steps}, as requested; {self.stopped_in} is complete. To continue, run the same command with resume_from={LAST}"
+                f"stopped after step {n_steps} of {max_steps}, as requested; {self.stopped_in} is "
+                f"complete. To go on, run the same command with --resume (resume_from={LAST})"
             )
 
     def _is_asked(self, args: Any) -> bool:
         """Return whether any rank was asked: all of them must stop at the same step."""
-        asked = self.should_stop()
+        asked = self.stop()
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return asked
         flag = torch.tensor(float(asked), device=args.device)
         torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
         return bool(flag)
+
+
+def _is_boundary(args: Any, state: Any) -> bool:
+    """Return whether TRL starts a new batch after the steps that are made."""
+    per_batch = max(1, args.steps_per_generation // args.gradient_accumulation_steps)
+    return state.global_step % (per_batch * args.num_iterations) == 0
 
 
 def _folder(args: Any, state: Any) -> Path:

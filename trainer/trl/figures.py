@@ -41,6 +41,10 @@ class Figures:
         """
         self._noted.append((mode, channel, sums, 1 / n_micro))
 
+    def forget(self) -> None:
+        """Forget what was noted since the last log: a step was left halfway."""
+        self._noted = []
+
     def read(self) -> None:
         """Add the figures recorded since the last call to the sums."""
         noted, self._noted = self._noted, []

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -66,6 +66,7 @@ from trainer.trl.checkpoints import (
 from trainer.trl.config import ComposerConfig
 from trainer.trl.objective import FixedBatchObjective
 from trainer.trl.trainer import ComposerReplicationTrainer
+from trainer.types import StopRequest
 
 logger = logging.getLogger(__name__)
 
@@ -131,23 +132,22 @@ def run(
     config: RunConfig,
     *,
     parts: RunParts | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
+    stop: StopRequest | None = None,
 ) -> dict[str, Any]:
     """Train, evaluate before and after, and write everything into `config.output`.
 
-    `should_stop` is called after each step. If it returns true, a checkpoint is saved and the run
-    ends.
+    `stop` is asked at each step. A run that is interrupted saves the last whole step and ends.
 
     Raises:
         TrainerConfigError: a setting is wrong.
         FolderInUseError: another run writes into the output folder.
         DatasetError: the dataset lacks what a channel needs.
-        TrainingStoppedError: `should_stop` returned true. `resume_from="last"` continues the run.
+        TrainingStoppedError: it was stopped. `resume_from="last"` continues the run.
     """
     args = trl_config(config, Path(config.output))
     parts = parts or RunParts()
     with only_run_in(Path(config.output), args, place=parts.place):
-        return _run(config, args, parts, should_stop)
+        return _run(config, args, parts, stop or StopRequest())
 
 
 @contextlib.contextmanager
@@ -177,7 +177,7 @@ def only_run_in(
 
 
 def _run(
-    config: RunConfig, args: ComposerConfig, parts: RunParts, should_stop: Callable[[], bool]
+    config: RunConfig, args: ComposerConfig, parts: RunParts, stop: StopRequest
 ) -> dict[str, Any]:
     started = time.perf_counter()
     transformers_logging.disable_progress_bar()
@@ -192,14 +192,23 @@ def _run(
     made = _Prepared(config, args, parts)
     before, loss_first = made.measured()
     metrics = MetricsFile(output / "metrics.jsonl", args)
-    stopping = StopAtStep(stamp, should_stop)
+    stopping = StopAtStep(stamp, stop, is_alone=args.world_size == 1 and not made.outer)
     trainer = build_trainer(made, parts, [*made.outer, metrics, stopping])
-    with without_upstream_warnings():
-        train_replica(trainer, made.outer, resume_from=str(resumed) if resumed else None)
-    stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
-    # First what took hours, then what only looks at it.
-    save_checkpoint(made, trainer, output)
-    after, loss_last = made.measured()
+    try:
+        with without_upstream_warnings():
+            if resumed is None or not trainer.take_up_end(resumed):
+                train_replica(trainer, made.outer, resume_from=str(resumed) if resumed else None)
+        stopping.raise_if_stopped(trainer.state.global_step, trainer.state.max_steps)
+        # First what took hours, then what only looks at it.
+        with stop.held():
+            save_checkpoint(made, trainer, output)
+        after, loss_last = made.measured()
+    except KeyboardInterrupt:
+        if not stop.is_held:
+            with stop.held():
+                stopping.leave(trainer)
+        raise
+    stop.is_held = True  # what is left takes no time
     live = [name for name, steps in trainer.n_live_steps.items() if steps > 0]
     idle = {
         name: f"no step gave it anything to learn from ({why})"

@@ -19,6 +19,8 @@ from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
 from trl.models.utils import _ForwardRedirection
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
@@ -435,13 +437,32 @@ class ComposerReplicationTrainer(GRPOTrainer):
         state = {"taid": self.hint_channel.save(folder), "n_live_steps": self.n_live_steps}
         (folder / STATE_FILE).write_text(json.dumps(state), "utf-8")
 
+    def save_step(self) -> None:
+        """Save the last whole step as a checkpoint, after a later one was left halfway."""
+        self.figures.forget()
+        self._save_checkpoint(self.model, None)
+
+    def take_up_end(self, folder: Path) -> bool:
+        """Take up a checkpoint of the last step, and return whether it is one: no step is to be made."""
+        state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+        if state.global_step < state.max_steps:
+            return False
+        self.state = state
+        self._load_from_checkpoint(str(folder))
+        self._load_own_state(folder)
+        self.callback_handler.on_train_begin(self.args, state, self.control)
+        self.callback_handler.on_train_end(self.args, state, self.control)
+        return True
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not (Path(checkpoint) / STATE_FILE).exists():
-            return
-        state = json.loads((Path(checkpoint) / STATE_FILE).read_text("utf-8"))
+        if checkpoint is not None and (Path(checkpoint) / STATE_FILE).exists():
+            self._load_own_state(Path(checkpoint))
+
+    def _load_own_state(self, folder: Path) -> None:
+        state = json.loads((folder / STATE_FILE).read_text("utf-8"))
         self.n_live_steps.update(state.get("n_live_steps", {}))
-        self.hint_channel.load(Path(checkpoint), state["taid"])
+        self.hint_channel.load(folder, state["taid"])
 
 
 def _recorded_logps(rows: Sequence[Mapping[str, Any]], ids_BC: Tensor) -> Tensor:
