@@ -16,13 +16,13 @@ from typing import Any
 
 import yaml
 
+from trainer.data.types import StopRequest
 from trainer.errors import (
     OuterLoopError,
     TrainerConfigError,
     TrainerError,
     TrainingStoppedError,
 )
-from trainer.types import StopRequest
 
 DEFAULT_CONFIG = Path(__file__).parent / "tiny.yaml"
 PRETRAINED_CONFIG = Path(__file__).parent / "pretrained.yaml"

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from trainer.data.types import StopRequest
 from trainer.errors import TrainerConfigError, TrainingStoppedError
 from trainer.settings import RunConfig
 from trainer.trl.config import ComposerConfig
-from trainer.types import StopRequest
 
 logger = logging.getLogger(__name__)
 

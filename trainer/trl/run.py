@@ -35,6 +35,7 @@ from trainer.data.rewards import agreement, as_trl_reward, load_function, load_r
 from trainer.data.rollouts import RecordedRollouts, student_rollouts
 from trainer.data.tiny import pretrain
 from trainer.data.tokens import requests_of
+from trainer.data.types import StopRequest
 from trainer.errors import DatasetError, TrainerConfigError, TrainerError
 from trainer.model.loading import (
     fresh_tokenizer,
@@ -66,7 +67,6 @@ from trainer.trl.checkpoints import (
 from trainer.trl.config import ComposerConfig
 from trainer.trl.objective import FixedBatchObjective
 from trainer.trl.trainer import ComposerReplicationTrainer
-from trainer.types import StopRequest
 
 logger = logging.getLogger(__name__)
 

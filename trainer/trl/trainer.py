@@ -96,11 +96,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
             }
         super().__init__(model, reward_funcs, args, **options)
         rows: Any = self.train_dataset
-        if isinstance(rows, Dataset) and len(rows) < (
-            n := (args.generation_batch_size or 1) // (args.num_generations or 1)
-        ):
+        n_at_once = (args.generation_batch_size or 1) // (args.num_generations or 1)
+        if isinstance(rows, Dataset) and 0 < (n_rows := len(rows)) < n_at_once:
             # TRL leaves out what fills no batch, and would make no step.
-            self.train_dataset = rows.select([i % len(rows) for i in range(n)])
+            repeated: Any = rows.select([i % n_rows for i in range(n_at_once)])
+            self.train_dataset = repeated
         if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
             raise TrainerConfigError(
                 "DeepSpeed gathers weights in its own forward call alone, and this trainer calls a model's "
@@ -439,6 +439,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def save_step(self) -> None:
         """Save the last whole step as a checkpoint, after a later one was left halfway."""
+        assert self.model is not None
         self.figures.forget()
         self._save_checkpoint(self.model, None)
 
