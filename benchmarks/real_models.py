@@ -19,7 +19,7 @@ import random
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -339,8 +339,44 @@ def bought(draws: Sequence[Draw], claims: Sequence[Claim]) -> dict[str, Any]:
     }
 
 
-def write_learned(draws: Sequence[Draw], snapshot: str) -> None:
-    """Write the coefficients of all candidates, with their intervals over agents drawn again."""
+def drawn(
+    answers: Answers,
+    asked: Mapping[str, dict[str, Any]],
+    n_agents: int,
+    n_draws: int,
+    seed: int,
+    without: Collection[str] = (),
+) -> list[Draw]:
+    """Draw agents, and teachers of other makers for each so often, and judge their answers.
+
+    Args:
+        answers: of all models.
+        asked: the questions.
+        n_agents: how many models are the agent, at most.
+        n_draws: how often each is.
+        seed: of the draws.
+        without: makers none of whose models takes part.
+    """
+    models = [model for model in answers.readable() if maker(model) not in without]
+    teachers = [model for model in TEACHERS if model in models]
+    rng, draws = random.Random(seed), []
+    agents = rng.sample(models, min(n_agents, len(models)))
+    print(f"{len(agents)} agents, {len(asked)} questions, {len(teachers)} teachers", flush=True)
+    for agent in agents:
+        for number in range(n_draws):
+            others: dict[str, str] = {}
+            for name in rng.sample(teachers, len(teachers)):
+                if maker(name) != maker(agent):
+                    others.setdefault(maker(name), name)
+            draws.append(
+                judge(answers, asked, agent, list(others.values())[: SIZES[number % len(SIZES)]])
+            )
+        print(f"{agent}: {len(draws[-1].candidates)}", file=sys.stderr, flush=True)
+    return draws
+
+
+def learned_from(draws: Sequence[Draw], snapshot: str) -> str:
+    """Return the coefficients of all candidates, with their intervals over agents drawn again."""
     found = [each for draw in draws for each in draw.candidates]
     agents = sorted({each.agent for each in found})
     places = np.array([agents.index(each.agent) for each in found])
@@ -375,8 +411,7 @@ def write_learned(draws: Sequence[Draw], snapshot: str) -> None:
         for name, value in best[place].items():
             low, high = np.quantile([each[place].get(name, 0.0) for each in again], (0.025, 0.975))
             lines.append(f'"{name}" = [{value:.2f}, {low:.2f}, {high:.2f}]')
-    path = Path(__file__).parents[1] / "replay_pipeline" / "judge" / "belief.toml"
-    path.write_text("\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -391,22 +426,10 @@ def main() -> None:
     parser.add_argument("--learn", action="store_true")
     given = parser.parse_args()
     answers, asked = Answers(given.answers), questions(given.questions)
-    models = answers.readable()
-    teachers = [model for model in TEACHERS if model in models]
-    rng, draws = random.Random(given.seed), []
-    agents = rng.sample(models, min(given.agents, len(models)))
-    print(f"{len(agents)} agents, {len(asked)} questions, {len(teachers)} teachers", flush=True)
-    for agent in agents:
-        for number in range(given.draws):
-            drawn: dict[str, str] = {}
-            for name in rng.sample(teachers, len(teachers)):
-                if maker(name) != maker(agent):
-                    drawn.setdefault(maker(name), name)
-            chosen = list(drawn.values())[: SIZES[number % len(SIZES)]]
-            draws.append(judge(answers, asked, agent, chosen))
-        print(f"{agent}: {len(draws[-1].candidates)}", file=sys.stderr, flush=True)
+    draws = drawn(answers, asked, given.agents, given.draws, given.seed)
     if given.learn:
-        write_learned(draws, answers.folder.name)
+        path = Path(__file__).parents[1] / "replay_pipeline" / "judge" / "belief.toml"
+        path.write_text(learned_from(draws, answers.folder.name))
     claims = held_out([each for draw in draws for each in draw.candidates])
     result = {
         "snapshot": answers.folder.name,

@@ -75,11 +75,14 @@ class BeliefTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rejected_wrong: dict[str, tuple[float, float, float]]
 
 
+TABLE = resources.files("replay_pipeline.judge") / "belief.toml"
+"""The file of the coefficients; a test that must not know some models puts another one here."""
+
+
 @cache
 def learned() -> BeliefTable:
-    """Read the shipped coefficients."""
-    file = resources.files("replay_pipeline.judge") / "belief.toml"
-    return msgspec.toml.decode(file.read_bytes(), type=BeliefTable)
+    """Read the coefficients."""
+    return msgspec.toml.decode(TABLE.read_bytes(), type=BeliefTable)
 
 
 def features(

@@ -99,13 +99,15 @@ CATALOG: dict[str, ServedModel] = {
 models, and qwen3-coder isn't one of them."""
 
 
-def served(model: str) -> ServedModel:
+def served(model: str, price: tuple[float, float] | None = None) -> ServedModel:
     """Return the served form of `model`. A model outside the catalog gets a medium price.
 
-    Models of a rehearsal cost nothing, and their answers name the rehearsal as their provider.
+    `price` is in dollars per million tokens of prompt and completion. Models of a rehearsal cost nothing, and their answers name the rehearsal as their provider.
     """
     if model.startswith(f"{REHEARSAL}/"):
         return _usd_per_mtok(model, 0, 0, None, context_length=10**8, provider=REHEARSAL)
+    if price is not None:
+        return _usd_per_mtok(model, *price, None)
     return CATALOG.get(model) or _usd_per_mtok(model, 0.40, 1.60, 0.04)
 
 

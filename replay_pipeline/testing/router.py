@@ -94,6 +94,8 @@ class Script:
     answers: Path | None = None
     script: dict[str, Any] | None = None
     """The assistant message for states without a recorded answer, or messages by model."""
+    prices: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Dollars per million tokens, prompt and completion, of models that are not in the catalog."""
     latency: float = 0.0
     """Seconds per call."""
     prompt_cache_ttl_s: float = 300.0
@@ -109,8 +111,9 @@ class Router:
         self.prompts = PromptCache(ttl_s=script.prompt_cache_ttl_s)
         self._answers = _load(script.answers)
         self._charged: Counter[bytes] = Counter()
-        models = dict.fromkeys([*CATALOG, *_PLAYED, *(model for model, _ in self._answers)])
-        self.models = {model: served(model) for model in models}
+        recorded = (model for model, _ in self._answers)
+        models = dict.fromkeys([*CATALOG, *_PLAYED, *script.prices, *recorded])
+        self.models = {model: served(model, script.prices.get(model)) for model in models}
 
     async def __call__(self, request: Request) -> Response:
         """Answer one request."""

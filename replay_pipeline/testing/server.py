@@ -33,6 +33,8 @@ class TeacherServer:
             and `finish_reason` per line, or the same as `{state_id: {model: message}}`.
         script: the assistant message for every other state (or messages by model). Without a
             script, such a state gets a 404, "no recorded answer".
+        prices: dollars per million tokens, prompt and completion, by model. By default, those of a
+            small catalog.
         latency: seconds per call.
         port: 0 takes a free one.
 
@@ -50,6 +52,7 @@ class TeacherServer:
         answers: Path | str | Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
         *,
         script: Mapping[str, Any] | None = None,
+        prices: Mapping[str, tuple[float, float]] | None = None,
         latency: float = 0.0,
         port: int = 0,
         prompt_cache_ttl_s: float = 300.0,
@@ -57,6 +60,7 @@ class TeacherServer:
         self._answers = answers
         self.options: dict[str, Any] = {
             "script": script,
+            "prices": dict(prices or {}),
             "latency": latency,
             "prompt_cache_ttl_s": prompt_cache_ttl_s,
         }
