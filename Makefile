@@ -17,7 +17,7 @@ ENVIRONMENTS := .venv-frameworks
 
 TESTS := test-trainer test-pipeline
 CHECKS := check-pipeline check-trainer check-replay check-whole check-static
-.PHONY: install demo real-model dollar dollar-quick test $(TESTS) test-wheel test-browser test-client test-real test-engines test-ray test-recipes screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model dollar dollar-quick answers answers-quick test $(TESTS) test-wheel test-browser test-client test-real test-engines test-ray test-recipes screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -118,6 +118,16 @@ dollar: $(STAMP)
 	$(SMOLLM2)
 	$(DOLLAR) build/dollar --draw 21
 	$(DOLLAR) build/dollar --draw 21 --by steps
+
+# What real models' scored answers teach: ANSWERS and QUESTIONS are checkouts (recipes/real_answers/README.md).
+REAL_ANSWERS = $(BIN)/python recipes/real_answers/run.py --answers $(ANSWERS) --questions $(QUESTIONS)
+answers-quick: $(STAMP)
+	$(SMOLLM2)
+	$(REAL_ANSWERS) build/real-answers-quick --size quick
+
+answers: $(STAMP)
+	$(SMOLLM2)
+	$(REAL_ANSWERS) build/real-answers
 
 # Trains them for some minutes a model; not part of `make test`.
 test-real: real-model

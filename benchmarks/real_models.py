@@ -11,6 +11,12 @@ own extraction judges their answers with two families; nothing of a score is giv
 again without the agent's maker, so that no agent is judged by what its own scores taught. Printed is what is claimed
 beside what is true: of all that teachers agree on against the agent, by agent, by what the sides differ in; then of the
 pairs that are kept by default, and of the lessons. `--learn` writes `replay_pipeline/judge/belief.toml` from all.
+
+    git clone https://github.com/NJU-LINK/CodeTracer SESSIONS
+    python benchmarks/real_models.py --sessions SESSIONS/data/traj/claude_code
+
+There four models did the same tasks. Each is the agent, and the others are its teachers, at its first step and at its first
+consequence. Nobody scored a step: printed is what is claimed, beside how many of the tasks each side solved.
 """
 
 import argparse
@@ -19,7 +25,7 @@ import random
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +40,7 @@ from benchmarks.scored_answers import (
     maker,
     message_of,
     questions,
+    runs,
     share,
     state_of,
 )
@@ -375,8 +382,8 @@ def drawn(
     return draws
 
 
-def learned_from(draws: Sequence[Draw], snapshot: str) -> str:
-    """Return the coefficients of all candidates, with their intervals over agents drawn again."""
+def learned_from(draws: Sequence[Draw], snapshot: str, n_again: int = 60) -> str:
+    """Return the coefficients of all candidates, with their intervals over agents drawn again so often."""
     found = [each for draw in draws for each in draw.candidates]
     agents = sorted({each.agent for each in found})
     places = np.array([agents.index(each.agent) for each in found])
@@ -388,7 +395,7 @@ def learned_from(draws: Sequence[Draw], snapshot: str) -> str:
                 places
             ].astype(float),
         )
-        for _ in range(60)
+        for _ in range(n_again)
     ]
     agreed = [each for draw in draws for each in draw.agreed]
     by_dissent = [
@@ -414,17 +421,64 @@ def learned_from(draws: Sequence[Draw], snapshot: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def on_one_harness(folder: Path) -> Iterator[str]:
+    """Say of each of a few models what the others agree on against it, and who solved those tasks."""
+    found = runs(folder)
+    for agent, own in found.items():
+        for what in ("first", "acted"):
+            states = {t: state for t, run in own.items() if (state := getattr(run, what))}
+            rows = [
+                TeacherAction(
+                    state_id=states[task]["state_id"],
+                    teacher=name,
+                    model=name,
+                    family=name.rpartition("_")[2],
+                    action=state["student_action"],
+                )
+                for name, of in found.items()
+                for task, run in of.items()
+                if name != agent and task in states and (state := getattr(run, what))
+            ]
+            report = extract_pairs(
+                states.values(), rows, 2, min_p_better=0.0, include_natural=False
+            )
+            tasks = {state["state_id"]: task for task, state in states.items()}
+            solved = [
+                (
+                    found[name][tasks[pair["state_id"]]].is_solved,
+                    own[tasks[pair["state_id"]]].is_solved,
+                )
+                for pair in report.pairs
+                for name in pair["teachers_agreeing"]
+            ]
+            claimed = {
+                n: share(p[n] or 0 for p in report.pairs) for n in ("p_chosen_right", "p_better")
+            }
+            theirs, its = (
+                (share(side) for side in zip(*solved, strict=True)) if solved else (None, None)
+            )
+            yield (
+                f"{agent}, {what}: {len(states)} states, {report.outcome_counts}, claimed "
+                f"{claimed}, solved by those for the chosen side {theirs}, by the agent {its}"
+            )
+
+
 def main() -> None:
     """Draw teachers for each agent, and print what is claimed beside what is true."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("answers", type=Path)
-    parser.add_argument("questions", type=Path)
+    parser.add_argument("answers", type=Path, nargs="?")
+    parser.add_argument("questions", type=Path, nargs="?")
+    parser.add_argument("--sessions", type=Path)
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--agents", type=int, default=99)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--learn", action="store_true")
     given = parser.parse_args()
+    if given.sessions:
+        for line in on_one_harness(given.sessions):
+            print(line, flush=True)
+        return
     answers, asked = Answers(given.answers), questions(given.questions)
     draws = drawn(answers, asked, given.agents, given.draws, given.seed)
     if given.learn:

@@ -5,6 +5,11 @@
 
 ANSWERS holds the answers of seventy models to the same questions, each scored by the makers of the Berkeley
 Function Calling Leaderboard; QUESTIONS the questions and tools. The newest snapshot of the answers is read.
+
+    git clone https://github.com/NJU-LINK/CodeTracer SESSIONS
+
+SESSIONS/data/traj/claude_code holds the sessions of four models at the same tasks in one harness, and whether tests
+pass in the end.
 """
 
 import ast
@@ -16,6 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from replay_pipeline.actions import Action, canonical_action
+from replay_pipeline.actions.keys import purpose_of
+from replay_pipeline.errors import IngestError
+from replay_pipeline.ingesters import ClaudeCodeIngester
+from replay_pipeline.ingesters.trials import is_resolved
 from replay_pipeline.types import TraceState
 
 CATEGORIES = {
@@ -247,3 +257,36 @@ def share(values: Iterable[float]) -> float | None:
     """Return the mean, or None of nothing."""
     values = list(values)
     return round(statistics.fmean(values), 3) if values else None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How one model began a task."""
+
+    first: TraceState
+    """Its first step."""
+    acted: TraceState | None
+    """Its first step that was more than a look or a note."""
+    is_solved: bool
+
+
+def runs(folder: Path) -> dict[str, dict[str, Run]]:
+    """Return the runs of models at the same tasks, by model and task. A run without an answer is left out."""
+    found: dict[str, dict[str, Run]] = {}
+    for task in sorted(path for path in folder.glob("*/*") if path.is_dir()):
+        try:
+            states = list(ClaudeCodeIngester().ingest(task))
+        except IngestError:
+            continue
+        if not states:
+            continue
+        acted = (state for state in states if purpose_of(action_of(state)) is None)
+        is_solved = any(is_resolved(path) for path in task.rglob("agent.cast"))
+        run = Run(states[0], next(acted, None), is_solved)
+        found.setdefault(task.parent.name, {})[task.name] = run
+    return found
+
+
+def action_of(state: TraceState) -> Action:
+    """Return what the agent did at a state."""
+    return canonical_action(state["student_action"], cwd=state.get("cwd"))

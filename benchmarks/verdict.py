@@ -20,7 +20,6 @@ import json
 import math
 import random
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import combinations, permutations
@@ -31,12 +30,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.real_models import regression
-from benchmarks.scored_answers import Answers, maker, message_of, questions, share, state_of
+from benchmarks.scored_answers import (
+    Answers,
+    action_of,
+    maker,
+    message_of,
+    questions,
+    runs,
+    share,
+    state_of,
+)
 from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
-from replay_pipeline.actions.keys import purpose_of
-from replay_pipeline.errors import IngestError
-from replay_pipeline.ingesters import ClaudeCodeIngester
-from replay_pipeline.ingesters.trials import is_resolved
 from replay_pipeline.judge.verdict import MARGIN, features, judged, verdict
 
 N_PANEL = 3
@@ -153,46 +157,38 @@ def figures(draws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def on_one_harness(folder: Path) -> Iterator[str]:
     """Compare models that did the same tasks: how often they start alike, and a line for each two."""
-    first: dict[str, dict[str, tuple[Action, Any]]] = {}
-    steps: dict[str, dict[str, Action]] = {}
-    solved: Counter[str] = Counter()
-    for model in sorted(path for path in folder.iterdir() if path.is_dir()):
-        for task in sorted(path for path in model.iterdir() if path.is_dir()):
-            solved[model.name] += any(is_resolved(path) for path in task.rglob("agent.cast"))
-            try:
-                states = ClaudeCodeIngester().ingest(task)
-            except IngestError:  # a run that ended before its first answer
-                continue
-            for state in states:
-                action = canonical_action(state["student_action"], cwd=state.get("cwd"))
-                steps.setdefault(model.name, {}).setdefault(task.name, action)
-                if purpose_of(action) is None:
-                    shown = state.get("tools") or (), state["messages"]
-                    first.setdefault(model.name, {})[task.name] = (action, shown)
-                    break
-    acted = {name: {task: act for task, (act, _) in found.items()} for name, found in first.items()}
-    for what, actions in (("step", steps), ("consequence", acted)):
+    found = runs(folder)
+    steps = {name: {task: run.first for task, run in of.items()} for name, of in found.items()}
+    acted = {
+        name: {task: run.acted for task, run in of.items() if run.acted}
+        for name, of in found.items()
+    }
+    for what, states in (("step", steps), ("consequence", acted)):
         same = [
-            agrees_at("effect", agreement_level(actions[one][task], actions[other][task]))
-            for one, other in combinations(sorted(actions), 2)
-            for task in actions[one].keys() & actions[other].keys()
+            agrees_at(
+                "effect", agreement_level(action_of(states[a][task]), action_of(states[b][task]))
+            )
+            for a, b in combinations(sorted(states), 2)
+            for task in states[a].keys() & states[b].keys()
         ]
         yield f"the same first {what}: {sum(same)} of {len(same)}"
-    tasks = sorted(set.intersection(*map(set, first.values())))
-    for candidate, agent in permutations(first, 2):
-        panel = [name for name in first if name not in (candidate, agent)]
-        found = verdict(
+    tasks = sorted(set.intersection(*map(set, acted.values())))
+    solved = {name: sum(run.is_solved for run in of.values()) for name, of in found.items()}
+    for candidate, agent in permutations(acted, 2):
+        panel = [name for name in acted if name not in (candidate, agent)]
+        told = verdict(
             judged(
-                first[candidate][task][0],
-                first[agent][task][0],
-                [first[name][task][0] for name in panel],
-                *first[agent][task][1],
+                action_of(acted[candidate][task]),
+                action_of(state := acted[agent][task]),
+                [action_of(acted[name][task]) for name in panel],
+                state.get("tools") or (),
+                state["messages"],
             )
             for task in tasks
         )
         yield (
-            f"{candidate} (solved {solved[candidate]}) for {agent} ({solved[agent]}): {found.answer}, "
-            f"{found.difference:+.2f} ({found.low:+.2f} to {found.high:+.2f}) {found.unfit or ''}"
+            f"{candidate} (solved {solved[candidate]}) for {agent} ({solved[agent]}): {told.answer}, "
+            f"{told.difference:+.2f} ({told.low:+.2f} to {told.high:+.2f}) {told.unfit or ''}"
         )
 
 

@@ -194,7 +194,7 @@ class Buying:
             size = self.world.size["calibration"]
             draws = drawn(answers, self.world.asked, seed=self.world.seed, without=without, **size)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(learned_from(draws, answers.folder.name), "utf-8")
+            path.write_text(learned_from(draws, answers.folder.name, n_again=1), "utf-8")
         return path
 
     @cached_property
@@ -205,7 +205,10 @@ class Buying:
             one = self.buy("one", self.teachers[:1], 1000.0)
             usd = ledger_status(one / "ledger.sqlite").spent_usd
             data = self.buy("shipped", self.teachers, usd, "pairs", "normalize", "publish")
-            return {"usd": usd, "one teacher": self.worth_of_one(), "as shipped": self.worth(data)}
+            found = {"one teacher": self.worth_of_one(), "as shipped": self.worth(data)}
+            for each in found.values():
+                each["right a dollar"] = round(each["right"] / usd)
+            return {"usd": usd, "questions": len(self.keys)} | found
 
         return kept(self.folder / "bought.json", make)
 
@@ -246,29 +249,29 @@ class Buying:
         (folder / "settings.toml").write_text(text + "\n", "utf-8")
 
     def worth_of_one(self) -> dict[str, Any]:
-        """Return how right the first teacher's answers are."""
+        """Return how many answers the first teacher gave, and how many are right."""
         marks = [self.world.check(key, said) for key, said in self.labels("teacher").items()]
-        return {"lessons": len(marks), "right": share(marks)}
+        return {"answers": len(marks), "right": sum(marks)}
 
     def worth(self, data: Path) -> dict[str, Any]:
-        """Return what a dataset holds, claimed and true."""
+        """Return what a dataset holds, claimed and true, and how many actions to imitate are right."""
         check, agent = self.world.check, self.labels("agent")
-        found: dict[str, Any] = {"calls": sum(ledger_status(data / "ledger.sqlite").calls.values())}
+        spent, all_right = ledger_status(data / "ledger.sqlite"), 0
+        found: dict[str, Any] = {"calls": sum(spent.calls.values())}
         lessons = rows_of(data / "dataset" / "data" / "positives")
-        for kind in ("agreement", "lesson"):
-            some = [row for row in lessons if row["kind"] == kind]
-            right = [check(row["session_id"], row["completion"][0]) for row in some]
-            claimed = [row["p_chosen_right"] for row in some]
-            found[kind] = {"n": len(some), "claimed": share(claimed), "right": share(right)}
         pairs = rows_of(data / "dataset" / "data" / "pairs")
-        right = [
-            check(key := row["session_id"], row["chosen"][0]) and not check(key, agent[key])
-            for row in pairs
-        ]
-        claimed = [row["p_better"] for row in pairs]
-        found["pair"] = {"n": len(pairs), "claimed": share(claimed), "right": share(right)}
+        for kind in ("agreement", "lesson", "pair"):
+            side, claim = ("chosen", "p_better") if kind == "pair" else ("completion", "p_chosen_right")  # fmt: skip
+            some = pairs if kind == "pair" else [row for row in lessons if row["kind"] == kind]
+            right = [check(row["session_id"], row[side][0]) for row in some]
+            all_right += sum(right)
+            if kind == "pair":
+                sides = zip(right, (row["session_id"] for row in some), strict=True)
+                right = [is_right and not check(key, agent[key]) for is_right, key in sides]
+            claimed = share(row[claim] for row in some)
+            found[kind] = {"n": len(some), "claimed": claimed, "true": share(right)}
         outcomes = Counter(row["outcome"] for row in rows_of(data / "outcomes", ["outcome"]))
-        return found | {"outcomes": dict(outcomes.most_common())}
+        return found | {"right": all_right, "outcomes": dict(outcomes.most_common())}
 
     def labels(self, whose: str) -> Labels:
         """Return what an arm imitates, by question. See `plan.toml`."""
