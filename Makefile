@@ -161,7 +161,7 @@ test-recipes: $(STAMP)
 # The pictures of the docs, from the running product.
 screenshots: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
-	$(BIN)/python -m tests.browser.screenshots
+	$(BIN)/python -m tools.screenshots
 
 # Runs the real packages. They want other versions of the same dependencies than we and each other
 # do, so each gets an environment of its own, from recipes/<name>/requirements.txt.
@@ -248,7 +248,7 @@ SEED ?= 1
 ROOMS ?=
 mutants: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mutmut==3.8.1
-	$(BIN)/python -m tests.mutants --per-module $(MUTANTS) --seed $(SEED) $(ROOMS)
+	$(BIN)/python -m tools.mutants --per-module $(MUTANTS) --seed $(SEED) $(ROOMS)
 
 # The files of deploy/, by the tools they are for; these live in an environment of their own.
 check-deploy: build/deploy-tools

@@ -1,4 +1,4 @@
-"""`python -m tests.browser.screenshots [FOLDER]`: the pictures of the docs, from the running product.
+"""`python -m tools.screenshots [FOLDER]`: the pictures of the docs, from the running product.
 
 Runs the demo in an empty folder, opens Dagster and the page of `look` on it in a headless Chromium,
 and writes one small PNG per view.
@@ -19,7 +19,7 @@ from tests.browser.serving import ADDRESSES, CHROMIUM, FLAGS, PATIENCE_MS, make_
 
 logger = logging.getLogger("screenshots")
 
-FOLDER = Path(__file__).parents[2] / "docs" / "images"
+FOLDER = Path(__file__).parents[1] / "docs" / "images"
 MAX_BYTES = 150_000
 _N_COLORS = 128
 
