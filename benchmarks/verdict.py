@@ -13,6 +13,11 @@ and how often "could" and "could not" are wrong. `--learn` writes `replay_pipeli
 
 Each folder there has the sessions of one model at the same tasks, with the results of tests. Every model is compared with
 each other one by the first consequence of its sessions, the rest being the panel, beside how many tasks each solved.
+
+    python benchmarks/verdict.py --planted SESSIONS [--draws 21]
+
+Better, equal, and worse models are planted on a local server, at decisions of these sessions: the agent is right at .85 of
+them, they at .95, .85, and .50, and each of the panel at .75. Printed are the verdicts, their bills, and their CPU seconds.
 """
 
 import argparse
@@ -20,9 +25,11 @@ import json
 import math
 import random
 import sys
+import tempfile
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import combinations, permutations
+from itertools import combinations, cycle, permutations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -41,7 +48,14 @@ from benchmarks.scored_answers import (
     state_of,
 )
 from replay_pipeline.actions import Action, agreement_level, agrees_at, canonical_action
+from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.judge.verdict import MARGIN, features, judged, verdict
+from replay_pipeline.replay import openrouter_name
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.budget.verdict import verdict_run
+from replay_pipeline.stages.pipeline import Pipeline
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.types import Message
 
 N_PANEL = 3
 _N_LEARNED = 12_000
@@ -192,6 +206,56 @@ def on_one_harness(folder: Path) -> Iterator[str]:
         )
 
 
+_PLANTED = {"better": 0.95, "equal": 0.85, "worse": 0.50}
+_AGENT, _OF_PANEL = 0.85, 0.75
+_WORLD = "mistralai", "deepseek", "qwen", "z-ai"
+
+
+def planted(sessions: Path, n: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the verdicts on planted models at decisions of some sessions, asked over HTTP."""
+    rng = random.Random(seed)
+    kinds = [(f"w{number}", kind) for number, kind in zip(range(n), cycle(_PLANTED), strict=False)]
+
+    def other() -> Message:
+        command = json.dumps({"command": f"make step-{rng.randrange(10**9)}"})
+        return {
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "Bash", "arguments": command}}
+            ]
+        }
+
+    answers: dict[str, dict[str, Message]] = {}
+    for state in ClaudeCodeIngester().ingest(sessions):
+        own = {k: v for k, v in state["student_action"].items() if k != "reasoning"}
+        at = answers[state["state_id"]] = {openrouter_name(state.get("student_model") or ""): own}
+        for world, kind in kinds:
+            right = own if rng.random() < _AGENT else other()
+            for vendor, p in zip(_WORLD, (_PLANTED[kind], *[_OF_PANEL] * 3), strict=True):
+                at[f"{vendor}/{world}"] = right if rng.random() < p else other()
+    with tempfile.TemporaryDirectory() as folder, TeacherServer(answers) as server:
+        reached = {"base_url": server.base_url, "dialect": "openrouter"}
+        for world, kind in kinds:
+            panel = [
+                {"name": f"{m}-{world}", "model": f"{m}/{world}", "api_key_env": "", **reached}
+                for m in _WORLD[1:]
+            ]
+            student = {"name": "student", "model": "student", "api_key_env": "", **reached}
+            changes = {
+                "ingest": {"sources": [str(sessions)]},
+                "replay": {"teachers": panel, "student": student},
+            }
+            project = Pipeline(Settings.load(data_dir=Path(folder), changes=changes))
+            if not project.batches():
+                project.ingest_new()
+            before = time.process_time()
+            found = verdict_run(project, f"mistralai/{world}", max_total_usd=2.0).report
+            seconds = time.process_time() - before
+            yield {"kind": kind, "cpu_s": round(seconds, 1)} | {
+                name: found[name]
+                for name in ("answer", "n", "difference", "low", "high", "spent_usd")
+            }
+
+
 def main() -> None:
     """Draw pairs of models, and print how often the verdicts hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -203,7 +267,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--learn", action="store_true")
+    parser.add_argument("--planted", type=Path)
     given = parser.parse_args()
+    if given.planted:
+        for each in planted(given.planted, given.draws, given.seed):
+            print(json.dumps(each), flush=True)
+        return
     if given.sessions:
         for line in on_one_harness(given.sessions):
             print(line, flush=True)

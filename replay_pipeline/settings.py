@@ -118,6 +118,8 @@ class ReplaySettings(_Section):
     ask_at: Literal["consequences", "steps"] = "consequences"
     """Where to ask: where the agent changed files, ran more than a look, asked somebody, delegated, or
     ended its turn; or at every step."""
+    judged_models: tuple[str, ...] = ()
+    """Models that Dagster's schedule `monthly_verdicts` gives a verdict on, each for at most $2."""
     max_looks: Annotated[int, Field(ge=0)] = 3
     """How often a teacher may look or keep its notes before it acts. What it looks for is answered from the
     log and the files as they were; each look is a further, mostly cached, request."""
@@ -227,7 +229,8 @@ class WorkspaceSettings(_Section):
     are only read."""
     execute: Literal["off", "files", "commands"] = "off"
     """What answers may do on copies of a state's files: nothing (`off`), emulated file tools
-    (`files`), or also shell commands in a sandbox of bubblewrap (`commands`)."""
+    (`files`), or also shell commands in a sandbox of bubblewrap (`commands`). Commands by which a teacher
+    only looks at files run in that sandbox in any case, if it is there; `replay.max_looks = 0` runs none."""
     mounts: tuple[Path, ...] = ()
     """Folders that commands may read but not write, such as a project's dependencies. The `bin`
     folder of each is on the `PATH`."""

@@ -4,7 +4,7 @@ import logging
 
 import dagster as dg
 
-from replay_pipeline.assets import automation, checks
+from replay_pipeline.assets import automation, checks, verdicts
 from replay_pipeline.assets.instance import open_instance
 from replay_pipeline.assets.night import night_summary
 from replay_pipeline.assets.of_stages import asset_of, claude_code_sessions
@@ -37,10 +37,13 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
     work = pipeline.open()
     assets = [_asset(stage, work) for stage in chain.STAGES]
     return dg.Definitions(
-        assets=[claude_code_sessions, *assets, night_summary],
+        assets=[claude_code_sessions, *assets, night_summary, verdicts.verdicts],
         asset_checks=checks.all_checks(chain.STAGES),
-        jobs=list(automation.JOBS.values()),
-        schedules=automation.nightly_schedules(work.settings.night),
+        jobs=[*automation.JOBS.values(), verdicts.verdict_job],
+        schedules=[
+            *automation.nightly_schedules(work.settings.night),
+            verdicts.monthly_verdicts,
+        ],
         sensors=[
             automation.new_sessions,
             automation.night_goes_on,

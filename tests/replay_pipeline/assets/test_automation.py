@@ -1,4 +1,5 @@
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -6,6 +7,7 @@ from dagster import (
     AssetKey,
     DagsterInstance,
     DagsterRunStatus,
+    build_schedule_context,
     build_sensor_context,
     instance_for_test,
 )
@@ -13,11 +15,13 @@ from dagster._core.test_utils import create_run_for_test
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replay_pipeline.assets import verdicts
 from replay_pipeline.assets.automation import missing_ranges, night_goes_on
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.chain import STAGES
+from tests.roots import project_root
 from tests.support.settings_files import write_settings
 
 KEYS = [f"k{i:02d}" for i in range(12)]
@@ -82,7 +86,34 @@ def test_the_night_begins_when_the_settings_say(tmp_path, monkeypatch):
     }
     assert found == {
         "nightly_replay": ("5 23 * * *", "Asia/Kolkata"),
+        "monthly_verdicts": ("0 6 1 * *", None),
     }
+
+
+@pytest.mark.slow
+def test_each_model_of_the_settings_gets_its_verdict_as_a_partition(tmp_path, monkeypatch):
+    root = tmp_path / "data"
+    project_root(root, ask_at="consequences", judged_models=["deepseek"]).ingest_new()
+    monkeypatch.setenv("REPLAY_DATA", str(root))
+    pipeline = PipelineResource()
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(verdicts, "notify", lambda _, event, text, __: told.append((event, text)))
+    with instance_for_test() as instance:
+        context = build_schedule_context(
+            instance=instance, scheduled_execution_time=datetime(2026, 3, 1, 6, tzinfo=UTC)
+        )
+        [request] = verdicts.monthly_verdicts(context, pipeline=pipeline)
+        assert instance.get_dynamic_partitions("judged_model") == [request.partition_key]
+        done = (
+            define(pipeline)
+            .resolve_job_def("judge_models")
+            .execute_in_process(instance=instance, partition_key=request.partition_key)
+        )
+        [made] = done.asset_materializations_for_node("verdicts")
+    facts = {name: value.value for name, value in made.metadata.items()}
+    assert facts["answer"] in ("could", "could not", "can't tell")
+    assert facts["n"] >= 30
+    assert told == [("verdict", facts["words"])]
 
 
 @pytest.mark.slow
