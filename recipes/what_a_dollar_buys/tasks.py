@@ -22,6 +22,8 @@ Message = dict[str, Any]
 Split = Literal["form", "train", "new_names", "new_words"]
 _DATA = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text("utf-8"))
 N_STEPS = 2
+ERROR = "Error: "
+"""How the result of a call begins that failed."""
 USUAL = 0.75
 """Two right teachers do the same in about .83, as two of seventy real models do."""
 SYSTEM = "You are a coding agent. Act by one tool call, or say that you are done."
@@ -75,7 +77,6 @@ class World:
     shown: list[str] = field(default_factory=list)
     said: str | None = None
     asked: bool = False
-    n_calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,12 +179,11 @@ def _run_in(folder: Path, one: Repository, actions: Sequence[Sequence[Any]]) -> 
             world.said = given
             output = ""
             continue
-        world.n_calls += 1
         world.asked |= name == "Ask" and bool(given.get("question"))
         found = _tool(name, given, folder)
-        output = "Not possible here." if found is None else found
-        if found is not None:
-            world.shown.append(found)
+        output = f"{ERROR}not possible here" if found is None else found
+        if not output.startswith(ERROR):
+            world.shown.append(output)
     world.files = {
         path.relative_to(folder).as_posix(): path.read_text("utf-8", "replace")
         for path in folder.rglob("*")
@@ -195,7 +195,7 @@ def _run_in(folder: Path, one: Repository, actions: Sequence[Sequence[Any]]) -> 
     before = {p: t for p, t in one.files.items() if not p.startswith(one.may_change)}
     if world.said is not None or world.asked or others != before:
         return "wrong", output
-    return ("refused" if output == "Not possible here." else "open"), output
+    return ("refused" if output == f"{ERROR}not possible here" else "open"), output
 
 
 def _tool(name: str, given: Mapping[str, Any], folder: Path) -> str | None:
@@ -217,7 +217,8 @@ def _tool(name: str, given: Mapping[str, Any], folder: Path) -> str | None:
     if words[0] == "python" and path.suffix == ".py":
         run = [sys.executable, "-I", "-S", str(pure), *words[2:]]
         done = subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=30)
-        return done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]
+        error = done.stderr.strip().rpartition("\n")[2]
+        return done.stdout.strip() if done.returncode == 0 else ERROR + error
     if len(words) != 2:
         return None
     text = path.read_text("utf-8")
@@ -230,7 +231,7 @@ def _tool(name: str, given: Mapping[str, Any], folder: Path) -> str | None:
         return None
     old, new = str(given.get("old_string") or ""), str(given.get("new_string") or "")
     if not old or text.count(old) != 1:
-        return f"old_string occurs {text.count(old) if old else 0} times"
+        return f"{ERROR}old_string occurs {text.count(old) if old else 0} times"
     path.write_text(text.replace(old, new), "utf-8")
     return "(edited)"
 
@@ -299,10 +300,10 @@ def _repair(draw: random.Random, a: str, *others: str) -> Drawn:
     draw.shuffle(targets)
     script = f"tools/{tool}.py"
     code = (
-        f"import sys\nknown = {targets!r}\nasked = sys.argv[1:]\n"
-        "bad = [x for x in asked if x not in known]\n"
-        'print(f"no target {bad[0]}" if bad or not asked else "built " + " ".join(asked))\n'
-    ).replace("bad[0]", "(bad or ['given'])[0]")
+        f"import sys\nbad = [x for x in sys.argv[1:] if x not in {targets!r}]\n"
+        'if bad or not sys.argv[1:]:\n    sys.exit("no target " + " ".join(bad))\n'
+        'print("built", *sys.argv[1:])\n'
+    )
     typo = a[:-1] if draw.random() < 0.5 else f"{a}s"
     run = f"python {script}"
     plausible = [
@@ -369,7 +370,7 @@ def _stop(draw: random.Random, a: str, b: str, *_: str) -> Drawn:
 
     def is_done(world: World) -> bool:
         if passes:
-            return world.said is not None and world.n_calls == 0
+            return world.said is not None
         return "1 passed" in world.shown
 
     return "passes" if passes else "fails", f"$ python {test}\n{shown}", files, plausible, is_done
@@ -492,7 +493,7 @@ def _session(repository: Repository, actions: Sequence[Message]) -> list[dict[st
         {"type": "attachment", "attachment": snapshot},
     ]
     for n, action in enumerate(actions, 1):
-        outcome, output = repository.run(*actions[:n])
+        _, output = repository.run(*actions[:n])
         name, given = bare(action)
         use = {"type": "tool_use", "id": f"toolu_{n}", "name": name, "input": given}
         content = [use if name else {"type": "text", "text": given or "..."}]
@@ -501,7 +502,7 @@ def _session(repository: Repository, actions: Sequence[Message]) -> list[dict[st
             "content": content}}]  # fmt: skip
         if name:
             result = {"type": "tool_result", "tool_use_id": f"toolu_{n}", "content": output,
-                      "is_error": outcome == "refused"}  # fmt: skip
+                      "is_error": output.startswith(ERROR)}  # fmt: skip
             rows += [{"type": "user", "message": {"role": "user", "content": [result]}}]
     common = {"sessionId": repository.id, "version": "2.1.280", "cwd": f"/work/{repository.id}",
               "timestamp": "2026-11-01T10:00:00.000Z"}  # fmt: skip
