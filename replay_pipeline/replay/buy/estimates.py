@@ -699,8 +699,8 @@ def advice(gain: float) -> str:
     """
     if gain > SAME:
         return (
-            "buy agreement and train on it: one of them at more states brings more right pairs, but its "
-            "wrong ones cost more than they bring"
+            "buy and train on what they say; that agreement is worth more than one of them at more states "
+            "is not shown"
         )
     if gain < -SAME:
         return "don't buy: where they differ from that model they are mostly wrong"

@@ -140,7 +140,7 @@ def test_pairs_and_lessons_are_told_apart_by_the_minimum_of_the_settings():
 def test_it_is_said_where_the_teachers_can_teach_this_agent():
     for name, words, advice in (
         ("teachers weaker", "your teachers are weaker than the model that wrote these sessions at Bash, stronger at nothing", "don't buy"),
-        ("agent much weaker", "your teachers are stronger at Bash", "buy agreement and train on it"),
+        ("agent much weaker", "your teachers are stronger at Bash", "buy and train on what they say"),
     ):  # fmt: skip
         world = simulate(WORLDS[name], 1_000, seed=0)
         said = left(world.states, world.teachers, world.rows()).words
