@@ -176,28 +176,3 @@ def test_a_trainer_that_does_not_stop_is_killed_after_its_time(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_trainer(job, interrupt)
     assert time.monotonic() - started < 60
-
-
-POLITE = """
-import pathlib, signal, sys, time
-def stop(*_):
-    time.sleep(0.5)
-    pathlib.Path(sys.argv[1] + '.saved').write_text('x')
-    sys.exit(143)
-signal.signal(signal.SIGTERM, stop)
-pathlib.Path(sys.argv[1]).write_text('x')
-time.sleep(600)
-"""
-
-
-def test_a_trainer_that_saves_itself_is_waited_for(tmp_path):
-    ready = tmp_path / "ready"
-    job = TrainerJob(command=[sys.executable, "-c", POLITE, str(ready)], output=tmp_path)
-
-    def interrupt(progress) -> None:
-        if ready.exists():
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_trainer(job, interrupt)
-    assert (tmp_path / "ready.saved").exists()

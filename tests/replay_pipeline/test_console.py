@@ -32,26 +32,6 @@ def test_the_limits_that_runs_share_are_shown_however_many_runs_there_are(monkey
     assert "partition" not in shown
 
 
-def test_what_has_no_limit_is_not_among_the_limits(capsys):
-    money = {"spent_usd": 0.5, "held_usd": 0.0, "unknown_usd": 0.0, "overrun_usd": 0.0}
-    scopes = [
-        {"scope": "day:2026-01-02", **money, "limit_usd": 5.0},
-        {"scope": "teacher:glm", **money, "limit_usd": None},
-    ]
-    console.show_status(
-        {
-            "batches": {"000": {}},
-            "ledger": {"spent_usd": 0.5, "scopes": scopes, "ledger": "ledger.sqlite"},
-            "played": None,
-        }
-    )
-    money, limits = capsys.readouterr().out.split("Limits, in US dollars")
-    assert "day 2026-01-02 " in limits
-    assert "glm" not in limits
-    assert "glm $0.5" in money
-    assert "held" not in money + limits
-
-
 def test_a_teacher_that_stopped_changes_the_exit_code(capsys):
     work = {"errors": {}, "n_answers": 9, "stop_reasons": {"completed": 1, "teacher_stopped": 2}}
     with pytest.raises(typer.Exit) as ended:

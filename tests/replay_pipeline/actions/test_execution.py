@@ -19,7 +19,7 @@ MIN_PROGRAMS = 80
 
 def executed(*options):
     """The report of `python -m tests.twins`."""
-    command = [sys.executable, "-m", "tests.twins", "--json", *options]
+    command = [sys.executable, "-m", "tests.twins", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)

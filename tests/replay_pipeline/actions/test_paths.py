@@ -7,7 +7,6 @@ import pytest
 from replay_pipeline.actions import agreement_level, canonical_action
 from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.actions.paths import absolute, home_of, relative, without_needless_cd
-from replay_pipeline.judge.feasibility import PromptState
 
 DRIVE, POSIX = "C:\\Users\\ada\\shop", "/home/ada/shop"
 SPELLINGS = [
@@ -72,30 +71,3 @@ def test_the_native_form_writes_paths_as_the_session_does(written):
         assert shown == written.replace(
             "README.md", "src\\cart.py" if "\\" in written else "src/cart.py"
         )
-
-
-def test_what_was_shown_and_changed_is_known_in_every_spelling():
-    def prompt(path):
-        seen, changed = (
-            calls("Read", file_path=path),
-            calls("Edit", file_path=path, old_string="a = 1", new_string="a = 2"),
-        )
-        answers = [
-            {"role": "tool", "tool_call_id": "c", "content": text}
-            for text in ("     1→a = 1", "updated")
-        ]
-        return [
-            {"role": "user", "content": "Fix src/cart.py."},
-            seen,
-            answers[0],
-            changed,
-            answers[1],
-        ]
-
-    for path in SPELLINGS:
-        again = canonical_action(
-            calls("Edit", file_path=SPELLINGS[4], old_string="a = 1", new_string="a = 2"), cwd=DRIVE
-        )
-        found = PromptState(prompt(path), cwd=DRIVE).obstacle(again)
-        assert found is not None
-        assert found.kind == "applied"

@@ -152,17 +152,6 @@ def test_a_source_that_came_back_is_read_after_all(tmp_path: Path):
     assert [len(rows) for rows in states(work).values()] == [2]
 
 
-def test_a_rewrite_in_place_replaces_the_old_text(tmp_path: Path):
-    log = half_written()
-    path = log.write(tmp_path / "logs")
-    pipeline(tmp_path).ingest_new()
-    path.write_bytes(log.bytes.replace(b"First I look.", b"First I read."))
-    work = pipeline(tmp_path)
-    first, second = work.ingest_new()
-    assert states(work)[first] == []
-    assert states(work)[second][0] == ("First I read.", "final_text")
-
-
 def test_a_batch_that_fails_holds_up_no_other_and_is_told(tmp_path: Path, monkeypatch):
     half_written().write(tmp_path / "logs")
     work = pipeline(tmp_path)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable
 from copy import deepcopy
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -17,7 +16,6 @@ from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters import (
     IngestReport,
     IngestResult,
-    SourceSlice,
     ingest,
     state_id_of,
     write_traces,
@@ -69,28 +67,6 @@ def test_prefix_and_action_of_every_state_are_the_true_ones(seed: int):
         assert actual == turn.messages[0]
         assert_results_follow_their_calls(state["messages"])
     assert_every_row_is_accounted_for(result.report)
-
-
-@FEW
-@given(SEEDS, st.lists(st.floats(0, 1), max_size=6))
-def test_slices_of_a_file_add_up_to_the_file(seed: int, cuts: list[float]):
-    made = RandomLog(seed)
-    size = len(made.log.bytes)
-    bounds = sorted({0, size, *(round(cut * size) for cut in cuts)})
-    with TemporaryDirectory() as folder:
-        path = made.log.write(Path(folder))
-        whole = ingest(path)
-        parts = [ingest(SourceSlice(path, a, b)) for a, b in pairwise(bounds)]
-    expected, found = states_in([whole]), states_in(parts)
-    for states in (expected, found):
-        for state in states.values():
-            # Tools are learned as more is seen.
-            del state["tools"]
-    assert found == expected
-    assert sum(p.report.rows for p in parts) == whole.report.rows
-    assert sum(p.report.rows_used for p in parts) == whole.report.rows_used
-    for part in parts:
-        assert_every_row_is_accounted_for(part.report)
 
 
 @pytest.mark.slow

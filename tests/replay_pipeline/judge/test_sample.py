@@ -1,7 +1,6 @@
 """The bundled sample: the outcomes are those that its authors meant, and format does not matter."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -61,19 +60,6 @@ def test_the_chosen_side_cannot_be_told_without_the_prompt(sample):
     assert 0.42 <= control.ngrams <= 0.58
     assert 0.42 <= control.length <= 0.58
     assert 0.42 <= control.tools <= 0.58
-
-
-def test_nine_of_ten_pairs_have_a_twin_whose_prompt_turns_them_round(sample):
-    _, _, report = sample
-    sides = Counter((pair["session_id"], pair["chosen"], pair["rejected"]) for pair in report.pairs)
-    turned = Counter(
-        (pair["session_id"], pair["rejected"], pair["chosen"]) for pair in report.pairs
-    )
-    assert (sides & turned).total() >= 0.9 * len(report.pairs)
-    sessions = {}
-    for session, *actions in sides:
-        sessions.setdefault(frozenset(actions), set()).add(session)
-    assert sum(len(found) > 1 for found in sessions.values()) >= 5, "in different sessions too"
 
 
 def test_string_equality_would_find_at_most_a_fifth_of_the_pairs(sample):

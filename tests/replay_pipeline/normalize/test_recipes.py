@@ -1,9 +1,6 @@
 """The recipes as they are shipped, and on the bundled sample."""
 
 import re
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -28,30 +25,6 @@ def test_every_recipe_loads_and_no_step_leaves_a_parameter_to_an_earlier_one(nam
         for operator, arguments in step.items():
             assert given.setdefault(operator, set(arguments)) == set(arguments)
     assert len(steps) >= 4
-
-
-@pytest.mark.slow
-def test_a_wheel_brings_the_recipes(tmp_path):
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        cwd=REPO,
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    program = "from replay_pipeline.normalize import bundled_recipes as b, load_recipe as l\n"
-    program += "print(b(), l('strict').path)"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert str(bundled_recipes()) in done.stdout
-    assert str(tmp_path / "site" / "replay_pipeline" / "normalize" / "recipes") in done.stdout
 
 
 @pytest.mark.slow

@@ -1,9 +1,8 @@
 """What a report says of a model that acts better, worse, or as before."""
 
-import pytest
 from torch import nn
 
-from trainer.data.acting import general_loss, verdict, wilson_interval
+from trainer.data.acting import general_loss, verdict
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 
 
@@ -59,13 +58,6 @@ def test_a_loss_of_language_is_told():
     before = scores(agreed=[True], valid_at=[True])
     after = scores(agreed=[True], valid_at=[True], general=3.6, accuracy=0.9)
     assert verdict(before, after)["findings"] == ["its loss on general text rose by 20%"]
-
-
-def test_the_interval_is_wilsons():
-    low, high = wilson_interval(0.5, 10)
-    assert (low, high) == (pytest.approx(0.2366, abs=1e-4), pytest.approx(0.7634, abs=1e-4))
-    assert wilson_interval(1.0, 10)[1] == 1.0
-    assert wilson_interval(0.0, 0) == (0.0, 1.0)
 
 
 def test_general_loss_is_of_plain_text_and_grows_when_the_weights_are_spoiled():
