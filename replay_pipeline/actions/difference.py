@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from replay_pipeline.actions.canonical import Action, Call
 from replay_pipeline.actions.edits import perfect_matching
 from replay_pipeline.actions.keys import purpose_of
-from replay_pipeline.actions.tools import is_default
+from replay_pipeline.actions.tools import SPECS, is_default
 from replay_pipeline.types import Message, Tool
 
 Fact = Literal[
@@ -45,6 +45,7 @@ Fact = Literal[
     "made_up",
     "makes_up",
     "looks",
+    "coding",
 ]
 """One thing in which a side differs from the other one, from a small difference to a large one."""
 FACTS: tuple[Fact, ...] = get_args(Fact)
@@ -74,6 +75,7 @@ IN_WORDS: Mapping[Fact, str] = {
     "made_up": "a value of the rejected side that the prompt doesn't have",
     "makes_up": "a value of the chosen side that the prompt doesn't have",
     "looks": "where one of them only looks around",
+    "coding": "in a tool of coding agents, whose answers nobody has scored",
 }
 _RANK = {fact: rank for rank, fact in enumerate(FACTS)}
 _MOST_CALLS = 32
@@ -96,7 +98,7 @@ class ActionDifference:
     @property
     def largest(self) -> Fact | None:
         """Return the largest difference, or None if the sides are the same."""
-        kinds = self.facts - {"made_up", "makes_up", "looks"}
+        kinds = self.facts - {"made_up", "makes_up", "looks", "coding"}
         return max(kinds, key=_RANK.__getitem__, default=None)
 
     def names(self) -> list[Fact]:
@@ -124,7 +126,9 @@ def difference(
         tools: the tools of the state, whose schemas tell defaults and what is required.
         messages: the prompt, which tells where values come from.
     """
-    looks: set[Fact] = {"looks"} if purpose_of(chosen) or purpose_of(rejected) else set()
+    apart: set[Fact] = {"looks"} if purpose_of(chosen) or purpose_of(rejected) else set()
+    if any(call.name in SPECS for call in (*chosen.calls, *rejected.calls)):
+        apart.add("coding")
     if not chosen.calls or not rejected.calls:
         if chosen.calls or rejected.calls:
             return ActionDifference(frozenset({"turn"}))
@@ -133,7 +137,7 @@ def difference(
         )
     n_calls = len(chosen.calls)
     if max(n_calls, len(rejected.calls)) > _MOST_CALLS:
-        return ActionDifference(frozenset({"value", *looks}), n_calls)
+        return ActionDifference(frozenset({"value", *apart}), n_calls)
     about = dict(map(_schema_of, tools))
     asked = _plain(_text_of(messages)) if messages else None
     if n_calls != len(rejected.calls):
@@ -141,7 +145,7 @@ def difference(
         counts: Fact = "fewer" if n_calls < len(rejected.calls) else "more"
         sides = [[(a, b) if few is chosen.calls else (b, a) for b in many] for a in few]
         nearest = [min((_of_calls(a, b, about, asked) for a, b in row), key=_size) for row in sides]
-        return ActionDifference(frozenset({counts, *looks}).union(*nearest), n_calls)
+        return ActionDifference(frozenset({counts, *apart}).union(*nearest), n_calls)
     table = [[_of_calls(a, b, about, asked) for b in rejected.calls] for a in chosen.calls]
     ranks = [[_size(facts) for facts in row] for row in table]
     # Calls may stand in another order: the matching whose largest difference is least.
@@ -151,7 +155,7 @@ def difference(
         if (matching := perfect_matching(near, n_calls)) is not None:
             break
     facts = frozenset().union(*(table[i][n] for i, n in enumerate(matching or ())))
-    return ActionDifference(facts | looks if facts else facts, n_calls)
+    return ActionDifference(facts | apart if facts else facts, n_calls)
 
 
 def _size(facts: Iterable[Fact]) -> int:

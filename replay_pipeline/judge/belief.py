@@ -10,6 +10,7 @@ get the same weights. What the session tells comes on top, by its likelihood rat
 """
 
 import math
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -31,12 +32,20 @@ _AGREEMENT = (0.75, 0.97, 0.9)
 coding agents that have a choice of right actions, says nothing."""
 _WRITTEN = ("text", "shorter", "longer", "adds", "omits", "list", "number", "value")
 """Facts that mean more where a value doesn't come from the prompt."""
-_LOOKS_WRONG = 0.15
-"""How likely a look that differs from a right action is wrong. No score of real models tells: four models at the
-same prompts took the same first action in 4 of 462 comparisons, and solved as much."""
-_FAILED, _FAILED_COMMAND = 30.0, 4.0
-"""How much more often a wrong action than a right one is refused by its tool or by the user, and fails as a command. A
-command that fails, such as a test, may be what was needed. Assumed: no score tells."""
+_UNSCORED = frozenset({"looks", "coding", "words"})
+"""Differences between actions whose like nobody has scored: what was learned of arguments of functions says nothing of
+commands, edits, and texts."""
+_UNSCORED_WRONG = 0.15
+"""How likely an action that differs from a right one is wrong there. Four models at the same prompts took the same first
+action in 4 of 462 comparisons, and solved as much."""
+_FAILED = 30.0
+"""How much more often a wrong action than a right one is refused by its tool, its shell, or the user. Assumed."""
+_SHELL_REFUSES = re.compile(
+    r"^(?:exit code \d+\s+)?(?:\(eval\):(?:\w+:)?\d+: |(?:/\S*/)?(?:ba|z|da)?sh: |.*: command not found\s*$|usage: |\S+: (?:unknown|unrecognized|illegal|invalid) (?:flag|option|command))",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""A command that can't run as it is written. That it ends with an error says nothing: of 64 such commands of real
+sessions, 59 were right, such as a test that fails as it should; all 3 that their shell refused were wrong."""
 
 
 PairKind = Literal["pair", "lesson", "doubtful"]
@@ -71,7 +80,7 @@ class BeliefTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often the agent is right where the teachers agree on a wrong action."""
     chosen_right: dict[str, tuple[float, float, float]]
     chosen_right_by_votes: dict[str, tuple[float, float, float]]
-    """For what only looks, of which no difference was learned."""
+    """For what nobody has scored, of which no difference was learned."""
     rejected_wrong: dict[str, tuple[float, float, float]]
 
 
@@ -130,8 +139,8 @@ def belief(held: Mapping[str, float], evidence: float = 1.0) -> Belief:
         evidence: how much more likely what the session tells is if the rejected side is wrong.
     """
     model = learned()
-    if "looks" in held:
-        right, wrong = _probability(model.chosen_right_by_votes, held), _LOOKS_WRONG
+    if held.keys() & _UNSCORED:
+        right, wrong = _probability(model.chosen_right_by_votes, held), _UNSCORED_WRONG
     else:
         right = _probability(model.chosen_right, held)
         wrong = _probability(model.rejected_wrong, held)
@@ -152,16 +161,18 @@ def kind_of(chosen_right: float, better: float, min_p_better: float) -> PairKind
     return "lesson" if chosen_right >= LEAST_LESSON else "doubtful"
 
 
-def evidence_of(outcome: Outcome | None, tools: tuple[str, ...]) -> float:
+def evidence_of(outcome: Outcome | None, tools: tuple[str, ...], hint: str | None = None) -> float:
     """Return how much likelier a wrong action is to end like this than a right one.
 
     Args:
         outcome: what became of the recorded action.
         tools: the tools that it called.
+        hint: the text of its error.
     """
     if outcome not in FAILURES:
         return 1.0
-    return _FAILED_COMMAND if "Bash" in tools and outcome != "user_rejected" else _FAILED
+    is_command = "Bash" in tools and outcome == "tool_error"
+    return 1.0 if is_command and not _SHELL_REFUSES.search(hint or "") else _FAILED
 
 
 def right_if_agreed(n_differing: int) -> float:

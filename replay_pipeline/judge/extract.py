@@ -184,7 +184,7 @@ class _Extraction:
         row = self.report.add(judgment)
         step = self.note(case)
         outcome = state.get("outcome")
-        evidence = evidence_of(outcome, case.agent.tools)
+        evidence = evidence_of(outcome, case.agent.tools, state.get("hint"))
         self.scores.add(case, evidence)
         consensus = judgment.consensus
         if judgment.outcome not in ("pair", "after_looks") or consensus is None:

@@ -22,6 +22,7 @@ from replay_pipeline.actions.consequences import (
 )
 from replay_pipeline.actions.edits import Edit
 from replay_pipeline.actions.keys import consequence_of, depend, keys_of, plan_of, reach_of
+from replay_pipeline.actions.paths import absolute
 from replay_pipeline.actions.windows import CLEARED_RESULT
 from replay_pipeline.judge.asked import agrees_to, asks_for, own_words, typed_words
 from replay_pipeline.judge.known_files import (
@@ -56,6 +57,7 @@ _N_AGAIN = 40
 """Calls back to which anything else counts as done already."""
 _FILE_CHANGES = frozenset({"Edit", "MultiEdit", "Write", "NotebookEdit"})
 """Tools whose repetition is judged by the file."""
+_OF_FILES = frozenset({"Read", "Grep", "Glob", "LS", "NotebookRead"})
 _QUESTIONS = frozenset({"AskUserQuestion", "ask_followup_question"})
 _ANY_ANSWER = frozenset(
     {"yes", "no", "both", "all", "none", "other", "skip", "continue", "cancel", "proceed"}
@@ -162,14 +164,20 @@ _A_FILE = re.compile(r"/|[\w-]\.[a-z]\w{0,7}\b|\*")
 _STANDING = re.compile(
     r"\b(?:always|each|every|whenever|from now on|as you go|along the way|regularly)\b"
 )
-_LOOK_AGAIN = re.compile(
-    r"\b(?:again|once more|re-?(?:read|check|run|view|load|fresh|visit)|now|latest|current|look|check|review|see"
-    r"|read|open|find|search|where|what|which|why|how|who|explain|show|list|print|tell|describe|summar\w+|run|try|test"
-    r"|(?:i|we|it|they|he|she)(?:['’]ve|['’]s| have| has| just)? (?:\w+ )?(?:chang|updat|edit|fix|pull|push|merg|commit"
-    r"|revert|modif|rebas|add|remov|mov|renam|replac|writ|wrote|delet|undo|undid|restart|restor|stash|switch|check|put)\w*)\b",
+_AGAIN = (
+    r"\b(?:again|once more|re-?(?:read|check|view|load|fresh|visit|open)\w*|latest|current"
+    r"|(?:i|we|they|he|she|it)(?:['’](?:ve|s)| have| has| was| is| did)?(?: just| already| now)? (?:chang|updat|edit|fix|pull|push|merg"
+    r"|committ|revert|modifi|rebas|add|remov|mov|renam|replac|delet|restart|restor|stash|switch)ed\b"
+    r"|(?:i|we|they|he|she)(?:['’]ve| have)?(?: just| already)? (?:wrote|written|undid|undone|put)\b)"
+)
+_FILES_AGAIN = re.compile(_AGAIN, re.IGNORECASE)
+"""Words of a user that give a reason to look at a file again that was just shown: that it may be another one now."""
+_ANYTHING_AGAIN = re.compile(
+    rf"{_AGAIN}|\b(?:now|look|check|review|see|read|open|find|search|where|what|which|why|how|who|explain|show|list|print|tell"
+    r"|describe|summar\w+|run|try|test)\b",
     re.IGNORECASE,
 )
-"""Words of a user that give a reason to look at something again; a mere "go on" gives none."""
+"""Words of a user that give a reason to do something again; a mere "go on" gives none."""
 _TEMPORARY = ("/tmp/", "/private/tmp/", "/var/folders/", "/var/tmp/", "/dev/")
 _CWD = re.compile(
     r"^(?:\s*- |\s*)(?:Primary w|W)orking directory: ((?:/|[A-Za-z]:[\\/]|\\\\).*)$", re.MULTILINE
@@ -426,7 +434,7 @@ class PromptState:
         if call.name in _FILE_CHANGES:
             return False
         for done in reversed(self.done[-_N_AGAIN:]):
-            if done.place < self._last_reason_to_look:
+            if done.place < self._last_reason(_ANYTHING_AGAIN):
                 return False
             if done.call.name == call.name and keys_of(done.call) == keys_of(call):
                 is_refused = done.has_failed and not done.answer.lower().startswith("exit code")
@@ -464,7 +472,9 @@ class PromptState:
         return False
 
     def _is_repeated(self, look: Call) -> bool:
-        last_word = self._last_reason_to_look
+        name = PurePosixPath(str(look.values().get("file_path", ""))).name
+        reasons = _FILES_AGAIN if look.name in _OF_FILES else _ANYTHING_AGAIN
+        last_word = self._last_reason(reasons, name)
         for done in reversed(self.done[-_N_RECENT:]):
             if done.place < last_word:
                 return False
@@ -476,14 +486,15 @@ class PromptState:
                 return False
         return False
 
-    @cached_property
-    def _last_reason_to_look(self) -> int:
-        """Place of the last word of the user that gives a reason to look at something again."""
+    def _last_reason(self, reasons: re.Pattern[str], name: str = "") -> int:
+        """Return the place of the last word of the user that gives a reason to do or look at something again."""
         for place in range(len(self._messages) - 1, 0, -1):
-            if self._messages[place].get("role") == "user" and (
-                _LOOK_AGAIN.search(self._typed(place))
-                or CHANGED_BY_OTHERS.search(self.texts[place])
-            ):
+            if self._messages[place].get("role") != "user":
+                continue
+            typed = self._typed(place)
+            if reasons.search(typed) or (name and name in typed):
+                return place
+            if CHANGED_BY_OTHERS.search(self.texts[place]):
                 return place
         return 0
 
@@ -679,6 +690,14 @@ def _shows_again(look: Call, done: Done) -> bool:
 def _changes_what_is_seen(call: Call, look: Call) -> bool:
     if call.name in _DELEGATES:
         return str(call.values().get("subagent_type", "")).lower() not in _LOOKING
+    if consequence_of(call).is_note:
+        return False
+    if call.name in _FILE_CHANGES and look.name in ("Grep", "Glob", "LS"):
+        # An edit adds no file, and no change reaches out of the folder that is searched.
+        path = absolute(file_path_of(call) or "", call.cwd)
+        where = look.values().get("path")
+        is_inside = where is None or f"{path}/".startswith(absolute(where, look.cwd) + "/")
+        return is_inside and (look.name == "Grep" or call.name == "Write")
     if reach_of(call) == "anything" and look.name in ("Read", "NotebookRead"):
         path = file_path_of(look)
         return path is None or may_change(call, path)
@@ -689,7 +708,10 @@ def _changes_what_is_seen(call: Call, look: Call) -> bool:
 
 def _goes_on(done: Done) -> bool:
     """Return whether a call's answer is a reason to make it again: what it asks for goes on, or it must be retried."""
-    if _TRY_AGAIN.search(done.answer[:2_000]):
+    # A file may speak of retries: what it says is no answer of its tool.
+    if (done.has_failed or done.call.name not in _OF_FILES) and _TRY_AGAIN.search(
+        done.answer[:2_000]
+    ):
         return True
     is_poll = _POLLS.match(f"{done.call.name} {done.call.values().get('command', '')}")
     return is_poll is not None and not _IS_OVER.search(done.answer)

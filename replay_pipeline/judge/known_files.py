@@ -28,7 +28,7 @@ _READS = re.compile(
 _RUNS = r"(?:\b(?:python[\d.]*|node|deno run|bun|ruby|php|bash|sh)\s+|\./|<\s*)[^\s;|&]*"
 """What stands before the name of a file that is run, or read as input."""
 _REWRITES = re.compile(
-    r"\b(?:fmt|format|fix|lint|prettier|black|gofmt|goimports|isort|codegen|generate|tidy|stash"
+    r"\b(?:fmt|format|fix|prettier|black|gofmt|goimports|isort|codegen|generate|tidy|stash"
     r"|checkout|switch|restore|reset|revert|merge|rebase|pull|cherry-pick|apply|patch|sed -i|clean)\b"
 )
 """Words of commands that may change any file of the project."""

@@ -76,7 +76,7 @@ def test_a_look_against_anything_is_told_as_one():
     look = canonical_action(
         {"tool_calls": [{"function": {"name": "Read", "arguments": {"file_path": "a.py"}}}]}
     )
-    assert difference(look, weather()).facts == {"tool", "looks"}
+    assert difference(look, weather()).facts == {"tool", "looks", "coding"}
 
 
 def test_every_fact_has_words():

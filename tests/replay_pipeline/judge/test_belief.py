@@ -19,7 +19,8 @@ def test_what_differs_decides_whether_the_rejected_side_is_wrong():
     """In the order that real models' answers have shown; each far from the next."""
     wrong = [said_of(fact).rejected_wrong for fact in ("idle", "longer", "number")]
     assert wrong[0] < 0.2 < wrong[1] < 0.6 < 0.8 < wrong[2]
-    assert said_of("words").rejected_wrong == pytest.approx(0.05)
+    for unscored in ("looks", "coding", "words"):
+        assert said_of("number", unscored).rejected_wrong == 0.15
 
 
 def test_more_votes_make_the_chosen_side_surer():
@@ -73,10 +74,29 @@ def test_a_look_makes_a_pair_only_with_evidence_from_the_session():
     assert report.pairs == []
 
 
-def test_a_failed_command_tells_less_than_another_call_that_failed():
-    assert evidence_of("ok", ("Bash",)) == evidence_of(None, ("Edit",)) == 1
-    assert 1 < evidence_of("tool_error", ("Bash",)) < evidence_of("tool_error", ("Edit",))
-    assert evidence_of("user_rejected", ("Bash",)) > evidence_of("tool_error", ("Bash",))
+@pytest.mark.parametrize(
+    ("hint", "is_told"),
+    [
+        ("Exit code 1\n--- FAIL: TestCart (0.00s)\n    cart_test.go:3: stat: no such file or directory", False),
+        ("Exit code 1\nsrc/cart.py:3:1: F401 unused import", False),
+        ("Exit code 127\n/bin/bash: line 1: pytset: command not found", True),
+        ("Exit code 1\n(eval):cd:1: no such file or directory: src", True),
+        ("error: unknown option `--colour'\nusage: git diff [<options>]", True),
+    ],
+)  # fmt: skip
+def test_a_failed_command_is_wrong_where_its_shell_refuses_it(hint, is_told):
+    assert evidence_of("ok", ("Bash",), hint) == evidence_of(None, ("Edit",)) == 1
+    refused = evidence_of("tool_error", ("Edit",))
+    assert evidence_of("tool_error", ("Bash",), hint) == (refused if is_told else 1)
+    assert evidence_of("user_rejected", ("Bash",)) == refused > 1
+
+
+def test_a_command_or_an_edit_makes_a_pair_only_with_evidence_from_the_session():
+    """A number in a command is no argument that somebody has scored: both may be right."""
+    rows = answers(**dict.fromkeys("abc", bash("make test 2>&1 | head -50")))
+    for outcome, made in (("ok", "lesson"), ("user_rejected", "pair")):
+        at = state(action=bash("make test 2>&1 | head -100"), outcome=outcome)
+        assert extract.extract_pairs([at], rows).outcome_counts == {made: 1}
 
 
 def test_pairs_are_those_above_the_minimum_and_the_others_are_lessons():

@@ -80,7 +80,7 @@ def test_two_teachers_that_agree_against_the_student_make_a_pair():
     assert pair["cost_usd"] == pytest.approx(0.03)
     both = pair["p_chosen_right"] * pair["p_rejected_wrong"]
     assert pair["weight"] == pair["p_better"] == pytest.approx(both, abs=1e-4)
-    assert pair["difference"] == ["tool", "looks"]
+    assert pair["difference"] == ["tool", "looks", "coding"]
     assert pair["state_messages"] == [{"role": "user", "content": "Fix tests/test_cart.py; a.py?"}]
 
 
@@ -144,7 +144,7 @@ def test_a_pair_says_all_that_is_known_of_it():
         "is_distillable": True,
         "control_mismatch": True,
         "cost_usd": 0.61,
-        "difference": ["text", "looks"],
+        "difference": ["text", "looks", "coding"],
         "p_chosen_right": pair["p_chosen_right"],
         "p_rejected_wrong": pair["p_rejected_wrong"],
         "p_better": pair["p_better"],
@@ -453,7 +453,7 @@ def test_what_became_of_the_recorded_action_is_evidence_for_the_weight():
     rows = answers(a=bash("ls"), b=bash("ls"))
     well, plain, failed = (
         extract_dpo_pairs([state(outcome=outcome)], rows)[0]["weight"]
-        for outcome in ("ok", None, "tool_error")
+        for outcome in ("ok", None, "denied_by_policy")
     )
     assert well == plain < failed < 1
 

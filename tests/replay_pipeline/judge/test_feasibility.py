@@ -118,6 +118,13 @@ def test_an_edit_must_still_be_open_where_it_stands(steps, chosen, expected):
         ([(bash("pytest"), "Exit code 1\n1 failed")], bash("pytest"), "repeated"),
         ([(call("Grep", pattern="total"), "cart.py")], call("Grep", pattern="total"), "repeated_look"),
         ([(call("Grep", pattern="total"), "cart.py")], call("Grep", pattern="total", output_mode="content"), None),
+        ([(read(), numbered("retry = 3  # on a timeout of the connection\n"))], read(), "repeated_look"),
+        ([SEEN, (call("TodoWrite", todos=[]), "ok")], read(), "repeated_look"),
+        ([(call("Grep", pattern="a", path="web"), "x"), (LOWER, DONE)], call("Grep", pattern="a", path="web"), "repeated_look"),
+        ([(call("Grep", pattern="a", path=CWD), "x"), (LOWER, DONE)], call("Grep", pattern="a", path=CWD), None),
+        ([(call("Glob", pattern="*.py"), "x"), (LOWER, DONE)], call("Glob", pattern="*.py"), "repeated_look"),
+        ([(call("Glob", pattern="*.py"), "x"), (call("Write", file_path="b.py", content="b"), "ok")], call("Glob", pattern="*.py"), None),
+        ([SEEN, (bash("mise run lint"), "0 issues.")], read(), "repeated_look"),
     ],
 )  # fmt: skip
 def test_a_look_at_what_was_just_shown_is_a_repetition(steps, look, expected):
@@ -235,7 +242,13 @@ def test_writing_once_more_what_was_edited_since_would_undo_the_edit():
 
 @pytest.mark.parametrize(
     ("word", "expected"),
-    [("Go on.", "repeated_look"), ("I have changed it.", None), ("Look at it once more.", None)],
+    [
+        ("Go on.", "repeated_look"),
+        ("Why not? I would replace the sum, now that you say it.", "repeated_look"),
+        ("I have changed it.", None),
+        ("Look at it once more.", None),
+        ("What does cart.py say?", None),
+    ],
 )
 def test_a_word_of_the_user_is_a_reason_to_look_again_only_if_it_says_so(word, expected):
     assert kind(prompt(SEEN, word), read()) == expected
