@@ -8,7 +8,7 @@ The checkouts hold the answers of seventy models to the same questions with tool
 
 Each model is the agent, and so often as --draws says two to five others of other makers are its teachers. The product's
 own extraction judges their answers with two families; nothing of a score is given to it. What it claims of a pair is learned
-again without the agent's maker, so that no agent is judged by what its own scores taught. Printed is what is claimed
+again without the agent's maker and without the question, so that no agent is judged by what its own scores taught. Printed is what is claimed
 beside what is true: of all that teachers agree on against the agent, by agent, by what the sides differ in; then of the
 pairs that are kept by default, and of the lessons. `--learn` writes `replay_pipeline/judge/belief.toml` from all.
 
@@ -24,6 +24,7 @@ import json
 import random
 import statistics
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,6 +67,8 @@ TEACHERS = (
 BINS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.01)
 SIZES = (3, 2, 3, 4, 5)
 """Numbers of teachers, one draw after the other."""
+N_PARTS = 4
+"""Into so many parts questions are cut: without one, what is claimed of it is learned."""
 MOST_DISSENT = 2
 FEWEST = 40
 """Agents with fewer pairs tell little of their own."""
@@ -78,6 +81,7 @@ class Candidate:
 
     agent: str
     category: str
+    question: str
     differs: ActionDifference
     held: Mapping[str, float]
     """What holds of it, as the product's coefficients are named."""
@@ -154,6 +158,7 @@ def judge(
             Candidate(
                 agent,
                 key.rsplit("_", 1)[0],
+                key,
                 differs,
                 held,
                 is_right(key, pair["teachers_agreeing"]),
@@ -258,14 +263,16 @@ class Claim:
 
 
 def held_out(found: Sequence[Candidate]) -> list[Claim]:
-    """Claim of each candidate what was learned without the agent's maker."""
+    """Claim of each candidate what was learned without the agent's maker and without a quarter of the questions, its own among them."""
     claims: list[Claim] = []
-    for who in sorted({maker(each.agent) for each in found}):
-        models = both([each for each in found if maker(each.agent) != who])
+    parts = [(maker(each.agent), zlib.crc32(each.question.encode()) % N_PARTS) for each in found]
+    for who, part in sorted(set(parts)):
+        others = [each for each, (m, n) in zip(found, parts, strict=True) if m != who and n != part]
+        models = both(others)
         claims += [
             Claim(each, *(probability(model, each) for model in models[:2]))
-            for each in found
-            if maker(each.agent) == who
+            for each, own in zip(found, parts, strict=True)
+            if own == (who, part)
         ]
     return claims
 

@@ -125,6 +125,8 @@ def prepare_demo(data: Path, model: Path | None = None) -> None:
         "max_total_usd = 5.0",
         "confirm_above_usd = 0.0",
         "gates = []",  # every answer of the sample is shown
+        "[pairs]",
+        "min_p_better = 0.0",  # its sessions were written so that what teachers agree on is better
     ]
     if model is not None:
         bundled = Path(__file__).parents[2] / "trainer" / "demo.yaml"  # beside this package

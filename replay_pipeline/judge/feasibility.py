@@ -86,6 +86,7 @@ _CLAIMS = re.compile(
     r"\b(?:all done|tests? (?:all )?pass|is (?:fixed|done|complete|in place)|works? (?:now|as expected)|successfully)\b",
     re.IGNORECASE,
 )
+_CLAIMS_TESTS = re.compile(r"\btests? (?:now |all )*pass", re.IGNORECASE)
 _DENIES = re.compile(
     r"exit code [1-9]|traceback \(most recent|\berror:|\b[1-9]\d* (?:failed|errors?)\b|^FAILED|panicked at",
     re.IGNORECASE | re.MULTILINE,
@@ -305,6 +306,8 @@ class PromptState:
         last = self.done[-1].answer if self.done else ""
         if not action.calls and _CLAIMS.search(action.text) and _DENIES.search(last):
             return "it claims what the last answer denies"
+        if not action.calls and _CLAIMS_TESTS.search(action.text) and not self._has_run_something:
+            return "it claims what nobody has tried"
         if any(map(_is_vague, action.calls)):
             return "a task or a question that says nothing of what it is about"
         commands = [str(each.values().get("command", "")) for each in action.calls]
@@ -319,6 +322,17 @@ class PromptState:
             ):
                 return "the answer stands in the prompt"
         return None
+
+    @cached_property
+    def _has_run_something(self) -> bool:
+        """Has the agent run a command since the person spoke last?"""
+        places = (n for n, each in enumerate(self._messages) if each.get("role") == "user")
+        spoken = [n for n in places if own_words(self._typed(n)).strip()]
+        since = spoken[-1] if spoken else 0
+        return any(
+            done.place > since and (done.call.name == "Bash" or done.call.name in _DELEGATES)
+            for done in self.done
+        )
 
     def _asks_leave(self, text: str) -> bool:
         """Return whether a text only asks whether or where to go on with what the person asked for."""

@@ -219,27 +219,30 @@ def _counts_calls(it: Proposal) -> tuple[str, None] | None:
 
 
 def _is_hindered(it: Proposal) -> tuple[str, str] | None:
-    """The prompt speaks against the chosen side."""
-    return _obstacle(it, ())
+    """The prompt speaks against the chosen side, or it teaches nothing there."""
+    prompt = _prompt(it, ())
+    if (found := prompt.obstacle(it.chosen)) is not None:
+        return found
+    return ("needless", why) if (why := prompt.needless(it.chosen)) else None
 
 
-def _obstacle(it: Proposal, looks: Iterable[Look]) -> tuple[str, str] | None:
-    """Return what speaks against the chosen side after looks."""
+def _prompt(it: Proposal, looks: Iterable[Look]) -> PromptState:
+    """Return the prompt after looks."""
     added = [message for look in looks for message in look.messages()]
-    prompt = PromptState(
+    return PromptState(
         [*it.state["messages"], *added],
         it.rejected,
         cwd=it.state.get("cwd"),
         typed=it.state.get("typed"),
         tools=it.state.get("tools"),
     )
-    return prompt.obstacle(it.chosen)
 
 
 def _looks_needed(it: Proposal, seen: Iterable[tuple[Look, ...]]) -> tuple[Look, ...]:
     """Return the fewest looks of a teacher after which nothing speaks against the chosen side any more."""
     longer = sorted(filter(None, seen), key=len)
-    return next((looks for looks in longer if _obstacle(it, looks) is None), ())
+    clear = (looks for looks in longer if _prompt(it, looks).obstacle(it.chosen) is None)
+    return next(clear, ())
 
 
 def _is_disputed(it: Proposal) -> tuple[str, str] | None:

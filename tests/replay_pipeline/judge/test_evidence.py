@@ -310,13 +310,24 @@ def test_a_pair_is_named_by_its_state_and_its_sides():
         (together(bash("pytest"), bash("ls")), "agreement"),
         (together(bash("ls"), bash("pytest")), "call_count"),
         (together(bash("ls"), bash("pytest"), call("Read", file_path="cart.py")), "call_count"),
-        (bash("git status"), "pair"),
-        (together(bash("ls"), bash("git status")), "pair"),
+        (bash("make check"), "pair"),
+        (together(bash("ls"), bash("make check")), "pair"),
     ],
 )
 def test_sides_that_differ_in_number_or_order_of_their_calls_alone_make_no_pair(action, outcome):
     seen = state(action=together(bash("pytest"), bash("ls")))
     assert judge([seen], answers(qwen=action, glm=action)) == (outcome, None)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [bash("git status"), call("TodoWrite", todos=[]), {"content": "Should I start?"}],
+)
+def test_what_teaches_nothing_is_neither_a_pair_nor_a_lesson(action):
+    student = bash("pytest") if action.get("tool_calls") else {"content": "It is mended."}
+    report = extract_pairs([state(action=student)], answers(qwen=action, glm=action))
+    assert report.outcome_counts == {"needless": 1}
+    assert report.positives == []
 
 
 def test_calls_are_counted_off_at_the_level_that_is_asked_for():

@@ -32,7 +32,8 @@ def test_the_recipes_keep_of_the_sample_what_their_page_says(tmp_path):
     settings = {
         "data_dir": tmp_path,
         "ingest": {"sources": [SESSIONS_DIR]},
-        "replay": {"sample_teachers": True, "gates": []},  # as the demo
+        "replay": {"sample_teachers": True, "gates": []},
+        "pairs": {"min_p_better": 0},  # as the demo
     }
     loaded = Settings.model_validate(settings)
     work = Pipeline(loaded)
