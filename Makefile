@@ -60,9 +60,8 @@ ui: $(VENV)/.demo-installed
 
 # A file's tests run on one worker, so that what they share is made once. On two cores four more workers
 # have them while the others wait for a server to start or a process to end. The trainer's are a run of their
-# own, since every worker loads all files of its run; both share the programs that are loaded already.
-export TEST_RUN := $(or $(TEST_RUN),$(shell date +%s%N))
-PARALLEL := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --testrunuid=$(TEST_RUN)
+# own, since every worker loads all files of its run.
+PARALLEL := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
 	@$(MAKE) --no-print-directory --keep-going -j 2 $(TESTS)
 
