@@ -100,7 +100,7 @@ def what_would_last_month_have_cost_with_it(do: Clicks) -> None:
 
 
 def what_did_it_cost_and_what_came_from_cache(do: Clicks) -> None:
-    expect(do.page.locator(".figures")).to_contain_text("$2.9")
+    expect(do.page.locator(".figures")).to_contain_text("$3.23")
     expect(do.page.locator(".figures")).to_contain_text("99 %of prompt tokens read from cache")
     assert do.page.locator(".figure").count() == 5
 

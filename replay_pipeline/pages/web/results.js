@@ -48,4 +48,4 @@ function curve(place, title, values) {
     lines([{ name: title, points: values.map((y, x) => ({ x: x + 1, y })) }], "step", (value) => Number(value.toPrecision(3))));
 }
 
-const example = ({ title, sides }) => card(title, ...sides.flatMap(([name, text]) => [element("h3", "", name), prose(text)]));
+const example = ({ title, sides }) => card(title, ...sides.flatMap(([name, text]) => [element("h3", "", name), Object.assign(prose(text), { tabIndex: 0 })])); // a few lines, which may scroll
