@@ -79,7 +79,6 @@ def _draw(
     rows: Sequence[Sequence[str]],
     *,
     texts: Collection[str] = (),
-    spare: Sequence[str] = (),
 ) -> None:
     """Draw a table in which no name and no number is broken.
 
@@ -87,55 +86,31 @@ def _draw(
         title: what is above it.
         headings: of the columns; the first has names, the others numbers.
         rows: a cell for each column.
-        texts: columns of words, which are wrapped between them.
-        spare: columns that are left out where the terminal is too narrow for all, the first first.
+        texts: columns of words, which are wrapped.
     """
-    kept = list(range(len(headings)))
-    for left_out in range(len(spare) + 1):
-        kept = [n for n, name in enumerate(headings) if name not in spare[:left_out]]
-        if _needed(headings, rows, kept, texts, _longest) <= out.width:
-            break
+    cells = [
+        max((cell_len(printable(row[n])) for row in rows), default=0) for n in range(len(headings))
+    ]
+    whole = [max(cell_len(name), width) for name, width in zip(headings, cells, strict=True)]
+    texts_width = sum(_LEAST_TEXT - whole[n] for n, name in enumerate(headings) if name in texts)
     # Headings are broken into their words only where there is no room for them in one piece.
-    is_wide = _needed(headings, rows, kept, texts, str) <= out.width
+    is_wide = sum(whole) + texts_width + 3 * len(headings) + 1 <= out.width
     _title(title)
     table = Table()
-    for at, n in enumerate(kept):
-        width = None
-        if headings[n] not in texts:
-            width = _width(headings[n], rows, n, str if is_wide else _longest)
-        side = "right" if at and width else "left"
-        table.add_column(escape(headings[n]), justify=side, width=width, overflow="fold")
+    for n, name in enumerate(headings):
+        width = whole[n] if is_wide else max(cells[n], *map(cell_len, name.split()))
+        is_text = name in texts
+        side = "right" if n and not is_text else "left"
+        table.add_column(
+            escape(name), justify=side, width=None if is_text else width, overflow="fold"
+        )
     for row in rows:
-        table.add_row(*(escape(row[n]) for n in kept))
+        table.add_row(*map(escape, row))
     out.print(table)
 
 
 _LEAST_TEXT = 20
 """Characters that a column of words needs."""
-
-
-def _needed(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    kept: Sequence[int],
-    texts: Collection[str],
-    of_heading: Callable[[str], str],
-) -> int:
-    widths = [
-        _LEAST_TEXT if headings[n] in texts else _width(headings[n], rows, n, of_heading)
-        for n in kept
-    ]
-    return sum(widths) + 3 * len(kept) + 1
-
-
-def _width(
-    heading: str, rows: Sequence[Sequence[str]], n: int, of_heading: Callable[[str], str]
-) -> int:
-    return max([cell_len(of_heading(heading)), *(cell_len(printable(row[n])) for row in rows)])
-
-
-def _longest(heading: str) -> str:
-    return max(heading.split(), key=len, default="")
 
 
 def _counted(counts: Mapping[str, int]) -> str:
@@ -491,7 +466,7 @@ def show_estimate(report: Report) -> None:
     calls, tokens = (sum(t[n] for t in report["teachers"]) for n in ("n_calls", "n_prompt_tokens"))
     expected, bound = (f"{report[name]:.4f}" for name in ("expected_usd", "bound_usd"))
     rows.append(("all", "", f"{calls:,}", f"{tokens:,}", expected, bound))
-    _draw("What the replay would cost", headings, rows, texts=("model",), spare=("model",))
+    _draw("What the replay would cost", headings, rows, texts=("model",))
     for row in report["teachers"]:
         for note in row["adaptations"]:
             say(f"{row['teacher']}: {note}")
