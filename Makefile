@@ -274,10 +274,12 @@ lock:
 	    -r constraints.txt --report build/lock-$$python.json || exit 1; done
 	$(PYTHON) -m tools.lock $(LOCK_PYTHONS:%=build/lock-%.json)
 
-# What the lock holds, as CycloneDX.
+# What the lock holds, and the libraries of the page, as CycloneDX.
 sbom: build/sbom-tools
 	build/sbom-tools/bin/cyclonedx-py requirements deploy/requirements.lock --pyproject pyproject.toml \
 	  --output-reproducible --of JSON -o build/sbom.json
+	$(PYTHON) -c 'import json; bom = json.load(open("build/sbom.json")); \
+	  bom["components"] += json.load(open("deploy/vendored.json")); json.dump(bom, open("build/sbom.json", "w"), indent=1)'
 
 build/sbom-tools:
 	$(PYTHON) -m venv $@

@@ -1,8 +1,10 @@
 """What is installed is what was tested, earns its line, and may be used."""
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
+from hashlib import sha256
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -85,6 +87,15 @@ def test_every_direct_dependency_has_its_line():
     direct = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
     direct |= {canonicalize_name(r.name) for extra in EXTRAS for r in of_extra(extra)}
     assert not direct - named
+
+
+def test_the_libraries_of_the_page_are_the_listed_ones():
+    listed = json.loads((REPO / "deploy" / "vendored.json").read_text("utf-8"))
+    files = {each["properties"][0]["value"]: each["hashes"][0]["content"] for each in listed}
+    found = (REPO / "replay_pipeline" / "pages" / "web").glob("*.min.js")
+    assert files == {
+        str(path.relative_to(REPO)): sha256(path.read_bytes()).hexdigest() for path in found
+    }
 
 
 def test_no_licence_forbids_the_use():

@@ -14,7 +14,7 @@ def test_the_demo_shows_pairs_before_it_installs_the_trainer_and_never_what_test
         ["make", "-n", "demo"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     steps = [
-        "pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e .;",
+        "pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[replay]';",
         "replay-pipeline demo  --until-pairs",
         "-e '.[dagster,normalize,publish,train]';",
         "replay-pipeline demo ",
