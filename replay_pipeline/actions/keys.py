@@ -124,6 +124,16 @@ def consequence_of(call: Call) -> Consequence:
     return Consequence(plan.only_looks and not acts, acts, plan.keeps_files)
 
 
+_CUT = re.compile(r"\s*(?:2>&1)?\s*(?:\|\s*(?:head|tail)\b[^|;&]*)?$")
+
+
+def bare(command: str) -> str:
+    """Return a command without what only shows less of its output, and with one name for an interpreter."""
+    while (shorter := _CUT.sub("", command, count=1)) != command:
+        command = shorter
+    return re.sub(r"\b(python|pip)3\b", r"\1", " ".join(command.split()))
+
+
 def purpose_of(action: Action) -> Literal["looks", "books"] | None:
     """Return whether an action only looks around or only keeps its own books; None of a consequence.
 

@@ -21,7 +21,7 @@ from replay_pipeline.actions.consequences import (
     says,
 )
 from replay_pipeline.actions.edits import Edit
-from replay_pipeline.actions.keys import consequence_of, depend, keys_of, plan_of, reach_of
+from replay_pipeline.actions.keys import bare, consequence_of, depend, keys_of, plan_of, reach_of
 from replay_pipeline.actions.paths import absolute
 from replay_pipeline.actions.windows import CLEARED_RESULT
 from replay_pipeline.judge.asked import agrees_to, asks_for, own_words, typed_words
@@ -450,7 +450,9 @@ class PromptState:
         for done in reversed(self.done[-_N_AGAIN:]):
             if done.place < self._last_reason(_ANYTHING_AGAIN):
                 return False
-            if done.call.name == call.name and keys_of(done.call) == keys_of(call):
+            if done.call.name == call.name and (
+                keys_of(done.call) == keys_of(call) or _has_checked(done, call)
+            ):
                 is_refused = done.has_failed and not done.answer.lower().startswith("exit code")
                 return not (is_refused or _goes_on(done))
             if not done.has_failed and _changes_what_is_done(done.call, call):
@@ -786,6 +788,13 @@ def _has_started(done: Done) -> bool:
     values = done.call.values()
     is_started = values.get("run_in_background") or _STARTS.search(str(values.get("command", "")))
     return bool(is_started) and not done.has_failed
+
+
+def _has_checked(done: Done, call: Call) -> bool:
+    """Return whether a command ran well that shows only another part of the same output."""
+    if call.name != "Bash" or done.has_failed or _DENIES.search(done.answer):
+        return False
+    return bare(call.values()["command"]) == bare(done.call.values()["command"])
 
 
 def _object(call: Call) -> Any:

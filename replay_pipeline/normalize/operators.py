@@ -21,6 +21,7 @@ from data_juicer.utils.constant import Fields, HashKeys
 from rensa import RMinHash  # pyrefly: ignore[missing-module-attribute]
 
 from replay_pipeline.actions import canonical_action
+from replay_pipeline.actions.keys import bare
 from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.normalize.memory import (
     N_BANDS,
@@ -392,7 +393,13 @@ class PairActionCap(PairDeduplicator):
     def key(self, pair: Pair) -> bytes:
         """Return digests of the chosen action and of the conversation."""
         first = pair.prompt[:2] if pair.get("conversation") is None else pair.get("conversation")
-        parts = (pair.view("chosen", "canonical"), json.dumps(first, default=str))
+        does = [
+            bare(str(call.values().get("command")))
+            if call.name == "Bash"
+            else f"{call.name} {call.shown()}"
+            for call in pair.actions["chosen"].calls
+        ]
+        parts = ("\n".join(does) or pair.view("chosen", "text"), json.dumps(first, default=str))
         return b"".join(xxhash.xxh3_128_digest(part.encode("utf-8", "replace")) for part in parts)
 
     def new_memory(self, earlier: Any = None) -> CountedKeys:

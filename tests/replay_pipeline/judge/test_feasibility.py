@@ -370,6 +370,9 @@ def test_a_request_for_it_excuses_a_consequence_of_any_tool(request_, chosen, ex
         ([(call("TaskOutput", task_id="1"), "status: completed")], call("TaskOutput", task_id="1"), "repeated_look"),
         ([(bash("gh run view 3"), "test in_progress")], bash("gh run view 3"), None),
         ([(bash("pytest"), "1 passed"), (LOWER, DONE)], bash("pytest"), None),
+        ([(bash("make test 2>&1 | tail -20"), "12 passed")], bash("make test | head -50"), "repeated"),
+        ([(bash("make test 2>&1 | tail -20"), "1 failed")], bash("make test | head -50"), None),
+        ([(bash("python3 check.py a"), "fine")], bash("python check.py a"), "repeated"),
         ([(bash("git push"), "Everything up-to-date"), "Push again."], bash("pytest"), None),
     ],
 )  # fmt: skip

@@ -204,7 +204,8 @@ def test_the_recipe_for_agents_drops_what_a_reviewer_would_and_says_why(tmp_path
 def test_one_action_is_kept_so_often_in_a_conversation_and_in_the_dataset(tmp_path):
     rows = pairs(*({"conversation": f"c{n // 3}"} for n in range(9)))
     cap = {"per_conversation": 2, "per_dataset": 5}
-    actions = [row | {"chosen_action": bash("make test"), "chosen": "make test"} for row in rows]
+    ways = ("make test", "make test 2>&1 | tail -20", "make test | head")
+    actions = [row | {"chosen_action": bash(ways[n % 3])} for n, row in enumerate(rows)]
     assert kept(recipe(tmp_path, [{"pair_action_cap": cap}]), actions) == [
         "s0",
         "s1",
