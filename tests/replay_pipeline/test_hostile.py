@@ -31,19 +31,6 @@ def work(tmp_path_factory) -> Pipeline:
     return hostile_root(tmp_path_factory.mktemp("hostile") / "data")
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_printable_text_keeps_its_words_and_no_control(text):
-    shown = printable(text)
-    assert not TERMINAL_CONTROLS & set(shown)
-    kept = "".join(c for c in text if c.isprintable())
-    assert "".join(c for c in shown if c != "�" and c.isprintable()) == kept
-
-
-def test_plain_text_of_any_language_stays_as_it_is():
-    for text in ("plain", "tabs\tand\nlines", "für Ärger 漢字 العربية 👩‍🔬", ""):
-        assert printable(text) == text
-
-
 def terminal(command: list[str], folder: Path) -> str:
     """What a command writes to a terminal, stdout and stderr together."""
     leader, follower = pty.openpty()

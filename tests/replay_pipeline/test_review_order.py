@@ -1,6 +1,6 @@
 """Pairs are ordered for review by how much is open about them."""
 
-from replay_pipeline.pages import doubts, portion, rank_pairs, review_score
+from replay_pipeline.pages import portion, rank_pairs, review_score
 
 PLAIN = {
     "state_id": "s",
@@ -29,19 +29,6 @@ def test_the_most_open_comes_first_and_the_checked_last():
     ]
     assert rank_pairs(ordered[::-1]) == ordered
     assert review_score({**PLAIN, "p_better": None}) == 1
-
-
-def test_each_doubt_is_named():
-    for more in (
-        {"source": "rewind"},
-        {"control_mismatch": True},
-        {"agreement_level": "target"},
-        {"agreement_level": "tool"},
-        {"shares_vendor": True},
-        {"n_against": 2},
-    ):
-        assert len(doubts({**PLAIN, **more})) == 1
-    assert doubts(PLAIN) == []
 
 
 def test_the_page_gives_each_pair_its_place():

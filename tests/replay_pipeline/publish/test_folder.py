@@ -18,17 +18,6 @@ def test_files_are_written_kept_and_removed(tmp_path):
     assert file_contents(target, "") == {"a": b"1", "c": b"3"}
 
 
-def test_nothing_is_touched_when_nothing_changes(tmp_path):
-    target = tmp_path / "set"
-    replace_files(target, {"a": b"1"}, set())
-    target.chmod(0o750)
-    before = target.stat().st_ino
-    replace_files(target, {"a": b"1"}, set())
-    assert target.stat().st_ino == before
-    replace_files(target, {"a": b"2"}, set())
-    assert target.stat().st_mode & 0o777 == 0o750
-
-
 def test_a_folder_of_data_goes_with_its_last_file_and_other_folders_stay(tmp_path):
     target = tmp_path / "set"
     replace_files(target, {"data/pairs/train/a/1.parquet": b"1", "data/pairs/b": b"2"}, set())

@@ -6,7 +6,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import yaml
 
-from replay_pipeline.actions.windows import OMITTED
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.version import read_manifests
 
@@ -30,27 +29,6 @@ def rows_of(folder: Path, config: str):
     for path in sorted((folder / "data" / config).rglob("*.parquet")):
         rows += pq.read_table(path, partitioning=None).to_pylist()
     return {row["state_id"]: row for row in rows}
-
-
-def test_a_cut_prompt_keeps_the_first_request_and_the_last_steps(
-    tmp_path, kept_table, make_kept, make_call
-):
-    table = kept_table(long_row(make_kept, make_call, 1), make_kept(2))
-    publish([("b", table)], folder=tmp_path / "set", lengths=[16_384])
-    whole, cut = (rows_of(tmp_path / "set", name) for name in ("pairs", "pairs_16k"))
-    assert whole.keys() == cut.keys() == {"state-1", "state-2"}
-    assert cut["state-2"] == whole["state-2"]
-    row = cut["state-1"]
-    assert whole["state-1"]["n_tokens"] > 16_384 >= row["n_tokens"]
-    system, request, *rest = row["prompt"]
-    assert system["content"] == SYSTEM["content"]
-    assert request["content"] == f"{REQUEST['content']}\n\n{OMITTED}"
-    assert rest == whole["state-1"]["prompt"][-len(rest) :]
-    assert 2 <= len(rest) < 16
-    assert rest[0]["role"] == "assistant"
-    assert [row["chosen"], row["rejected"]] == [
-        whole["state-1"][side] for side in ("chosen", "rejected")
-    ]
 
 
 def test_where_no_step_can_go_long_messages_lose_their_middle(

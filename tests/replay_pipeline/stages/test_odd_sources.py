@@ -7,8 +7,6 @@ from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
 from replay_pipeline.ingesters import batches
-from replay_pipeline.settings import Settings
-from replay_pipeline.stages.pipeline import Pipeline
 from tests.replay_pipeline.ingesters.logs import Log
 
 
@@ -53,20 +51,3 @@ def test_odd_sources_beside_a_session_are_told_and_the_session_is_read(
     run = CliRunner().invoke(app, ["ingest", str(logs), "--data", str(tmp_path / "root")])
     assert run.exit_code == 0
     assert "states 3" in told(run.output)
-
-
-def test_a_batch_of_nothing_but_other_files_is_counted_and_said_once(tmp_path: Path):
-    logs, root = tmp_path / "logs", tmp_path / "root"
-    logs.mkdir()
-    (logs / "package.json").write_text('{"name": "tide", "version": "1.0.0"}')
-    for exit_code, words in ((1, "foreign"), (0, "Nothing was new")):
-        run = CliRunner().invoke(app, ["ingest", str(logs), "--data", str(root)])
-        assert run.exit_code == exit_code, run.output
-        assert words in told(run.output)
-    a_log(logs)
-    run = CliRunner().invoke(app, ["ingest", str(logs), "--data", str(root)])
-    assert run.exit_code == 0, run.output
-    assert "states 1" in told(run.output)
-    work = Pipeline(Settings(data_dir=root))
-    reports = [work.receipts.read("ingest", key).report for key in work.batches()]
-    assert [report["skipped_files"] for report in reports] == [{"foreign": 1}, {}]
