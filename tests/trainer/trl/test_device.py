@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked import forked
+from tests.support.forked import forked, forked_python
 
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).parent / "spare_worker.py"
@@ -52,3 +52,24 @@ def test_no_step_of_ours_waits_for_the_device(runs, name):
     waits = runs["waits"][name]
     assert not [line for line in waits if line.startswith("trainer:")]
     assert any(line.startswith("upstream: grpo_trainer.py") for line in waits)
+
+
+@pytest.mark.slow
+def test_the_script_for_a_gpu_passes_all_its_steps_on_a_cpu(tmp_path):
+    python = forked_python("trainer")
+    done = subprocess.run(
+        ["bash", "benchmarks/gpu.sh", "--dry", "--json", tmp_path / "dry.json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"PYTHON": python, "BENCHMARK_PYTHON": python},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    rows = json.loads((tmp_path / "dry.json").read_text())["steps"]
+    names = [row["step"] for row in rows]
+    assert names[:3] == ["training", "tests", "recompilations"]
+    assert all(row["status"] == 0 for row in rows)
+    ratios = [row["figures"] for row in rows if "figures" in row]
+    assert ratios[0]["ratio_over_packed"]["one_by_one"] > 1
+    assert ratios[1]["best_of_trl_over_ours"] > 0
