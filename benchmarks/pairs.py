@@ -4,6 +4,7 @@
     python benchmarks/pairs.py --small    # seconds
     python benchmarks/pairs.py --device cuda --shape 0.5B    # a trace of 16k tokens, bfloat16
     python benchmarks/pairs.py --device cuda --shape 8B-LoRA
+    python benchmarks/pairs.py --family gpt_oss    # shaped like it, on prompts of 4,000 tokens
     python benchmarks/pairs.py --json benchmarks/results/pairs.json
 
 The trace grows by the student's own action and a tool result at each state; the pair of a state is
@@ -61,6 +62,24 @@ SHAPES = {  # Qwen2.5-0.5B and Qwen3-8B, as their configurations say, and traces
     | {"hidden": 4096, "n_layers": 36, "intermediate": 12_288, "n_heads": 32, "n_kv_heads": 8}
     | {"is_tied": False, "lora_rank": 16, "checkpointing": True},
 }
+WINDOWED = {"head_dim": 64, "sliding_window": 128}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_oss": ("gpt_oss", WINDOWED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma4": (
+        "gemma4_text",
+        WINDOWED
+        | {"global_head_dim": 64, "hidden_size_per_layer_input": 32, "num_kv_shared_layers": 0}
+        | {"layer_types": ["sliding_attention"] * 3 + ["full_attention"], "sliding_window": 512},
+    ),
+    "qwen3_5": (
+        "qwen3_5_text",
+        {"head_dim": 64, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}
+        | {f"linear_num_{one}_heads": 4 for one in ("key", "value")}
+        | {f"linear_{one}_head_dim": 64 for one in ("key", "value")},
+    ),
+}
+"""What transformers calls a family, and what its small model has of its own."""
+OF_FAMILIES = FULL | {"n_states": 6, "n_prompt": 4000}
 VARIANTS = {
     "cpu": ("packed", "trl", "one_by_one"),
     "cuda": ("packed", "trl", "trl_2", "one_by_one"),
@@ -88,11 +107,13 @@ def make_pairs(sizes: dict[str, Any]) -> list[tuple[list[int], list[int], list[i
 
 def make_model(sizes: dict[str, Any], *, seed: int = 0) -> Any:
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    config = Qwen2Config(
+    kind, own = FAMILIES.get(sizes.get("family", ""), ("qwen2", {}))
+    config = AutoConfig.for_model(
+        kind,
         vocab_size=sizes["vocab"],
         hidden_size=sizes["hidden"],
         intermediate_size=sizes.get("intermediate", 4 * sizes["hidden"]),
@@ -101,9 +122,10 @@ def make_model(sizes: dict[str, Any], *, seed: int = 0) -> Any:
         num_key_value_heads=sizes.get("n_kv_heads", 2),
         max_position_embeddings=65_536,
         tie_word_embeddings=sizes.get("is_tied", True),
+        **own,
     )
     with torch.device(sizes["device"]):
-        model = Qwen2ForCausalLM(config).to(getattr(torch, sizes["dtype"]))
+        model = AutoModelForCausalLM.from_config(config).to(getattr(torch, sizes["dtype"]))
     if sizes.get("lora_rank"):
         from peft import LoraConfig, get_peft_model
 
@@ -230,7 +252,11 @@ def run_benchmark(sizes: dict[str, Any]) -> dict[str, Any]:
             flush=True,
         )
     packed = rows[0]
-    ratios = {row["variant"]: round(row["seconds"] / packed["seconds"], 2) for row in rows[1:]}
+    ratios = {
+        row["variant"]: round(row["seconds"] / packed["seconds"], 2)
+        for row in rows
+        if row is not packed
+    }
     for variant, ratio in ratios.items():
         print(f"  packed takes {ratio:.2f} times fewer {seconds} than {variant}")
     return {
@@ -246,9 +272,12 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes, seconds")
     parser.add_argument("--states", type=int, help="states of the trace (default 16; 4 if small)")
     parser.add_argument("--shape", choices=[*SHAPES], default="0.5B", help="the model, on CUDA")
+    parser.add_argument("--family", choices=list(FAMILIES), help="a small model of it, on the CPU")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     args = arguments_of(parser, measure)
     sizes = SMALL if args.small else FULL
+    if args.family:
+        sizes = OF_FAMILIES | {"family": args.family}
     if args.device == "cuda":
         sizes = SHAPES[args.shape] | {"dtype": "bfloat16"}
     if args.small and args.shape == "8B-LoRA":

@@ -5,15 +5,20 @@ equal to running one pair at a time. The tree is passed to the attention layers 
 argument, through the model's own attention interface. Calls without a tree don't change.
 """
 
+import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import signature
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -40,6 +45,8 @@ _FLASH = "flash"
 _FOLLOWS = "follows_trees"
 """Attribute of attention functions that know about trees."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+_FORKABLE_LAYERS = {"linear_attention", "conv", "mamba"}
+"""Layers whose states transformers continues with several tokens at once."""
 
 
 def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
@@ -169,6 +176,8 @@ def _prompts_and_responses(
 def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
     """Compute the last hidden state of every packed token, `[N, H]`."""
     causal_lm = causal_lm_of(model)
+    if _mixers(causal_lm):
+        return _forked_hidden(causal_lm, tree)
     enable_tree_attention(causal_lm)
     attention = attention_for(tree)
     # A mask with four dimensions is handed to the layers as it is, so that none is built.
@@ -192,6 +201,71 @@ def packed_hidden(model: nn.Module, tree: PackedTree) -> Tensor:
     return outputs.last_hidden_state[0]
 
 
+def _mixers(causal_lm: PreTrainedModel) -> set[str]:
+    """Name the kinds of a model's layers that mix tokens otherwise than by attention."""
+    layer_types = getattr(causal_lm.config.get_text_config(), "layer_types", None)
+    return set(layer_types or ()) - _ATTENTION_LAYERS
+
+
+def _forked_hidden(causal_lm: PreTrainedModel, tree: PackedTree) -> Tensor:
+    """Compute the results of `packed_hidden` with layers that carry a state along the tokens.
+
+    Each run of tokens between two forks is a call of its own. It continues the states that its
+    parent ended with, as in generation, but with their graph.
+    """
+    _check_forkable(causal_lm, is_training=causal_lm.training)
+    forks = {chain.prefix[-1][1] for chain in tree.chains if chain.prefix}
+    before: dict[int, tuple[DynamicCache, int]] = {0: (DynamicCache(config=causal_lm.config), 0)}
+    hidden: list[Tensor] = []
+    for chain in tree.chains:
+        after = chain.prefix[-1][1] if chain.prefix else 0
+        within = sorted(place for place in forks if chain.start < place < chain.stop)
+        for start, stop in pairwise([chain.start, *within, chain.stop]):
+            cache, n_led = before[after]
+            places_T = [*range(after - n_led, after), *range(start, stop)]
+            # Layers write over the state that a single token continues, and backward passes read
+            # it: such a token is read twice, and again by those that continue it.
+            is_single = len(places_T) == 1
+            forked, given_T = _fork(cache), places_T * (1 + is_single)
+            positions_T = tree.position_ids_N[given_T]
+            if is_single:
+                positions_T = positions_T + positions_T.new_tensor([0, 1])
+            outputs = causal_lm.base_model(
+                input_ids=tree.input_ids_N[None, given_T],
+                position_ids=positions_T[None],
+                past_key_values=forked,
+                use_cache=True,
+            )
+            hidden.append(outputs.last_hidden_state[0, n_led : len(places_T)])
+            before[stop] = (cache, 1) if is_single else (forked, 0)
+            after = stop
+    return torch.cat(hidden)
+
+
+def _fork(cache: DynamicCache) -> DynamicCache:
+    """Copy a cache whose states others continue, too. Writing to the copy leaves all graphs whole."""
+    forked = copy.copy(cache)
+    layers: list[Any] = [copy.copy(layer) for layer in cache.layers]
+    forked.layers = layers
+    for layer in layers:
+        for name, states in vars(layer).items():
+            if isinstance(states, dict):
+                # Written in place, where no backward pass reads them.
+                is_conv = name == "conv_states"
+                own = {i: s.clone() if is_conv and s is not None else s for i, s in states.items()}
+                setattr(layer, name, own)
+        if hasattr(layer, "recurrent_states"):
+            layer.update_recurrent_state = partial(_put, layer)
+    return forked
+
+
+def _put(layer: Any, states: Tensor, state_idx: int = 0, **_: Any) -> Tensor:
+    """Replace a recurrent state, which the backward pass reads, where transformers writes over it."""
+    layer.is_recurrent_states_initialized[state_idx] = True
+    layer.recurrent_states[state_idx] = states
+    return states
+
+
 def enable_tree_attention(model: nn.Module) -> None:
     """Enable `model` to run trees. Calls without a tree don't change.
 
@@ -204,6 +278,9 @@ def enable_tree_attention(model: nn.Module) -> None:
     base = str(causal_lm.config._attn_implementation)
     if base.startswith(_PREFIX):
         return
+    if _mixers(causal_lm):
+        _check_forkable(causal_lm, is_training=True)
+        return
     _check_exchangeable(causal_lm, base)
     if _FLASH in base:
         # The name must stay, so what it stands for learns about trees, once for the process.
@@ -214,6 +291,28 @@ def enable_tree_attention(model: nn.Module) -> None:
     AttentionInterface.register(name, _tree_or(base))
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
     causal_lm.set_attn_implementation(name)
+
+
+def _check_forkable(causal_lm: PreTrainedModel, *, is_training: bool) -> None:
+    """Refuse a model whose layers' states can't be carried along the runs of a tree.
+
+    Raises:
+        TrainerConfigError: the message names the reason.
+    """
+    unknown = _mixers(causal_lm) - _FORKABLE_LAYERS
+    if unknown or "past_key_values" not in signature(causal_lm.base_model.forward).parameters:
+        kinds = ", ".join(sorted(unknown or _mixers(causal_lm)))
+        _refuse(
+            causal_lm, f"has layers of type {kinds}, whose states can't be carried along a tree"
+        )
+    if isinstance(causal_lm, FSDPModule):
+        _refuse(causal_lm, "is sharded, so that all ranks must make as many calls")
+    if is_training and any(
+        getattr(m, "gradient_checkpointing", False) for m in causal_lm.modules()
+    ):
+        _refuse(causal_lm, "keeps no state of its layers under activation checkpointing")
+    if reason := length_dependent_positions(causal_lm):
+        _refuse(causal_lm, reason)
 
 
 def _check_exchangeable(causal_lm: PreTrainedModel, base: str) -> None:
@@ -228,9 +327,6 @@ def _check_exchangeable(causal_lm: PreTrainedModel, base: str) -> None:
             'attn_implementation="sdpa"'
         )
     config = causal_lm.config.get_text_config()
-    mixers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
-    if mixers:
-        _refuse(causal_lm, f"has layers of type {', '.join(sorted(mixers))}")
     if not getattr(causal_lm, "_supports_attention_backend", False):
         _refuse(causal_lm, "does not take its attention from transformers' AttentionInterface")
     if reason := length_dependent_positions(causal_lm):

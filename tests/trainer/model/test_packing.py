@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     BloomConfig,
     BloomForCausalLM,
     Gemma2Config,
@@ -32,6 +34,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.trainer.families import MODELS
 from trainer.errors import ShapeError, TrainerConfigError
 from trainer.model.packing import (
     enable_tree_attention,
@@ -258,6 +261,21 @@ def test_sliding_windows_and_sinks_of_real_layers_are_followed(name):
     assert_same_training_signal(model, pairs, packed_logps(model, pack_pairs(pairs)))
 
 
+@pytest.mark.parametrize("family", ["lfm2", "nemotron_3", "qwen3_5"])
+@pytest.mark.parametrize("seed", range(3))
+def test_states_of_recurrent_layers_are_carried_along_a_prefix_and_forked(family, seed):
+    kind, own = MODELS[family]
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(kind, **SIZES | own)
+    model = AutoModelForCausalLM.from_config(config).train()
+    pairs = trace_pairs(4, seed=seed) + trace_pairs(2, seed=seed + 7)
+    pairs.append((pairs[0][0], pairs[0][1][:1], [*pairs[0][1], 3]))  # a fork after one token
+    assert_same_training_signal(model, pairs, packed_logps(model, pack_pairs(pairs)))
+    model.activation_checkpointing_enable()
+    with pytest.raises(TrainerConfigError, match="under activation checkpointing"):
+        packed_logps(model, pack_pairs(pairs))
+
+
 def test_models_without_exchangeable_attention_are_refused():
     tree = pack_pairs(trace_pairs(2))
     bloom = BloomForCausalLM(BloomConfig(vocab_size=60, hidden_size=32, n_layer=1, n_head=2))
@@ -266,10 +284,10 @@ def test_models_without_exchangeable_attention_are_refused():
     mamba = MambaForCausalLM(MambaConfig(vocab_size=60, hidden_size=32, num_hidden_layers=1))
     with pytest.raises(TrainerConfigError, match=r"MambaForCausalLM .*one pair at a time"):
         packed_logps(mamba, tree)
-    hybrid = make_model()
-    hybrid.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(TrainerConfigError, match="linear_attention"):
-        packed_logps(hybrid, tree)
+    other = make_model()
+    other.config.layer_types = ["full_attention", "another_mixer"]
+    with pytest.raises(TrainerConfigError, match="another_mixer"):
+        enable_tree_attention(other)
     with pytest.raises(TrainerConfigError, match="not a transformers causal LM"):
         packed_logps(nn.Linear(2, 2), tree)
 
