@@ -55,6 +55,8 @@ _N_RECENT = 8
 """Calls back to which a look counts as a repetition."""
 _N_AGAIN = 40
 """Calls back to which anything else counts as done already."""
+_N_TRIES = 4
+"""Commands of one program that failed in a row after which one more is no better."""
 _FILE_CHANGES = frozenset({"Edit", "MultiEdit", "Write", "NotebookEdit"})
 """Tools whose repetition is judged by the file."""
 _OF_FILES = frozenset({"Read", "Grep", "Glob", "LS", "NotebookRead"})
@@ -156,8 +158,8 @@ _CREATES = r"(?:>\s*|\b(?:touch|mkdir|tee|cp|mv|mktemp|clone)\b[^|;&\n]*[\s/]|-o
 _DELETING = (
     r"\b(?:delet|remov|rm\b|drop|get(?:ting)? rid|prun|clean|wip|uninstall|clear|destroy|throw)"
 )
-_DELETES = rf"{_DELETING}[^.!?\n]{{0,100}}"
-"""Words of a request to delete, up to what it names."""
+_DELETES = rf"{_DELETING}(?:(?!\b(?:from|inside|within) )[^.!?\n]){{0,100}}"
+"""Words of a request to delete, up to what it names; what goes out of a file leaves the file."""
 _TO_DELETE = re.compile(rf"{_DELETING}(?:[^.!?\n]|[.!?](?!\s)){{0,200}}")
 """A request to delete, to the end of its sentence. A point inside a name does not end it."""
 _A_FILE = re.compile(r"/|[\w-]\.[a-z]\w{0,7}\b|\*")
@@ -447,6 +449,8 @@ class PromptState:
         """Return whether a call that is no look was made with the same effect, and must not be made again."""
         if call.name in _FILE_CHANGES:
             return False
+        if self._n_failed_like(call) >= _N_TRIES:
+            return True
         for done in reversed(self.done[-_N_AGAIN:]):
             if done.place < self._last_reason(_ANYTHING_AGAIN):
                 return False
@@ -458,6 +462,20 @@ class PromptState:
             if not done.has_failed and _changes_what_is_done(done.call, call):
                 return False
         return False
+
+    def _n_failed_like(self, call: Call) -> int:
+        """Return how many commands of the same program have failed in a row, with nothing mended in between."""
+        n_failed = 0
+        for done in reversed(self.done[-_N_AGAIN:]):
+            if done.place < self._last_reason(_ANYTHING_AGAIN):
+                break
+            if done.call.name in _FILE_CHANGES and not done.has_failed:
+                break
+            if call.name == done.call.name == "Bash" and _program(call) == _program(done.call):
+                if not (done.has_failed or _DENIES.search(done.answer)):
+                    break
+                n_failed += 1
+        return n_failed
 
     def _unplanned(self, action: Action) -> str | None:
         """Return why a call may not be made while the agent plans, or `None`."""
@@ -788,6 +806,11 @@ def _has_started(done: Done) -> bool:
     values = done.call.values()
     is_started = values.get("run_in_background") or _STARTS.search(str(values.get("command", "")))
     return bool(is_started) and not done.has_failed
+
+
+def _program(call: Call) -> list[str]:
+    """Return the program of a command with its subcommand."""
+    return str(call.values().get("command")).split()[:2]
 
 
 def _has_checked(done: Done, call: Call) -> bool:
