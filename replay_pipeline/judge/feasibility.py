@@ -452,7 +452,7 @@ class PromptState:
         if self._n_failed_like(call) >= _N_TRIES:
             return True
         for done in reversed(self.done[-_N_AGAIN:]):
-            if done.place < self._last_reason(_ANYTHING_AGAIN):
+            if done.place < self._last_word:
                 return False
             if done.call.name == call.name and (
                 keys_of(done.call) == keys_of(call) or _has_checked(done, call)
@@ -467,7 +467,7 @@ class PromptState:
         """Return how many commands of the same program have failed in a row, with nothing mended in between."""
         n_failed = 0
         for done in reversed(self.done[-_N_AGAIN:]):
-            if done.place < self._last_reason(_ANYTHING_AGAIN):
+            if done.place < self._last_word:
                 break
             if done.call.name in _FILE_CHANGES and not done.has_failed:
                 break
@@ -506,9 +506,10 @@ class PromptState:
         return False
 
     def _is_repeated(self, look: Call) -> bool:
-        name = PurePosixPath(str(look.values().get("file_path", ""))).name
-        reasons = _FILES_AGAIN if look.name in _OF_FILES else _ANYTHING_AGAIN
-        last_word = self._last_reason(reasons, name)
+        last_word = self._last_word
+        if look.name in _OF_FILES:
+            name = PurePosixPath(str(look.values().get("file_path", ""))).name
+            last_word = self._last_reason(_FILES_AGAIN, name)
         for done in reversed(self.done[-_N_RECENT:]):
             if done.place < last_word:
                 return False
@@ -520,8 +521,13 @@ class PromptState:
                 return False
         return False
 
+    @cached_property
+    def _last_word(self) -> int:
+        """Place of the last word of the user that gives a reason to do something again."""
+        return self._last_reason(_ANYTHING_AGAIN)
+
     def _last_reason(self, reasons: re.Pattern[str], name: str = "") -> int:
-        """Return the place of the last word of the user that gives a reason to do or look at something again."""
+        """Return the place of the last word of the user with one of these reasons, or with a name."""
         for place in range(len(self._messages) - 1, 0, -1):
             if self._messages[place].get("role") != "user":
                 continue
