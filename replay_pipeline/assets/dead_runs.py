@@ -43,6 +43,10 @@ def reconcile(instance: dg.DagsterInstance, *, runs_are_here: bool = False) -> l
     for run in instance.get_runs(filters=RunsFilter(statuses=list(_GOING))):
         if _is_alive(instance, run):
             continue
+        # Since it was listed, it may have ended well, and its process after that.
+        now = instance.get_run_by_id(run.run_id)
+        if now is None or now.is_finished:
+            continue
         if run.status == DagsterRunStatus.CANCELING:
             instance.report_run_canceled(run, message=f"Run canceled: {_WHAT_TO_DO}")
         else:

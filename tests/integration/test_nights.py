@@ -11,8 +11,9 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.test_utils import create_run_for_test
 
-from replay_pipeline.assets import serve
+from replay_pipeline.assets import dead_runs, serve
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.dead_runs import is_running
 from replay_pipeline.assets.instance import open_instance, ui_command
@@ -125,6 +126,22 @@ def test_a_process_is_told_from_one_that_was_given_its_number_later():
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert not is_running(child.pid, since=datetime.now(UTC).timestamp())
     assert not is_running(child.pid, since=datetime.now(UTC).timestamp())
+
+
+def test_a_run_that_ends_well_while_it_is_looked_at_stays_green(tmp_path, monkeypatch):
+    with instance_of(tmp_path) as instance:
+        run = create_run_for_test(instance, job_name="ours", status=dg.DagsterRunStatus.STARTED)
+
+        def has_just_ended(*_: object) -> bool:
+            event = dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, run.job_name)
+            instance.report_dagster_event(event, run.run_id)
+            return False
+
+        monkeypatch.setattr(dead_runs, "_is_alive", has_just_ended)
+        assert dead_runs.reconcile(instance) == []
+        ended = instance.get_run_by_id(run.run_id)
+        assert ended is not None
+        assert ended.status == dg.DagsterRunStatus.SUCCESS
 
 
 def test_a_daemon_that_dies_again_and_again_ends_with_an_exit_code_of_its_own(
