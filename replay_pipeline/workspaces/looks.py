@@ -5,10 +5,11 @@ with and without the files that a command may have changed since. It has an answ
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from replay_pipeline.actions.paths import absolute
 from replay_pipeline.types import LookAnswer
 from replay_pipeline.workspaces.git import GitCommit
 from replay_pipeline.workspaces.history import History
@@ -60,7 +61,9 @@ def look_at(
     """
     if name in LOOKS_AT_FILES:
         answer = partial(_shown, at, name, arguments)
-        found = _agreed(at.history, answer, is_by_file=name != "Read")
+        place = arguments.get("file_path") or arguments.get("path")
+        named = [absolute(place, at.step.cwd or "/")] if isinstance(place, str) else []
+        found = _agreed(at.history, answer, named, is_by_file=name != "Read")
     else:
         is_command = name == "Bash" and sandbox is not None
         found = _of_command(at, arguments["command"], sandbox) if is_command else None
@@ -103,10 +106,7 @@ class _AsAt:
         tree = self._history.tree_of(path)
         if tree is None or file.source != "git" or (commit := self._commit(tree)) is None:
             self.n_possible = max(self.n_possible, 2)
-            text, before = file.text or "", self._history.known.get(path)
-            # Some clients don't show a last, empty line: then it is the same but for that.
-            is_same = before is not None and (before.text or "").rstrip("\n") == text.rstrip("\n")
-            other = before.text if is_same and before.text != text else ""
+            other = _but_for_the_last_line(self._history, path, file) or ""
             return file if self._nth == 0 else TreeFile(other, file.source)
         blob = tree.repository.blob_id(commit.tree, tree.relative(path))
         text = text_of(tree.repository.blob(blob)) if blob else None
@@ -117,6 +117,15 @@ class _AsAt:
         self.folders.add(folder)
         tree = self._history.tree_of(folder)
         return self._history.below(folder, self._commit(tree) if tree is not None else None)
+
+
+def _but_for_the_last_line(history: History, path: str, file: TreeFile) -> str | None:
+    """Return how a file was seen before, if that differs in its last, empty line alone, which some clients don't show."""
+    before = history.known.get(path)
+    text = before.text if before is not None else None
+    return (
+        text if text is not None and text.rstrip("\n") == (file.text or "").rstrip("\n") else None
+    )
 
 
 class _Only:
@@ -134,15 +143,25 @@ class _Only:
 
 
 def _agreed(
-    history: History, answer: Callable[[Tree], LookAnswer | None], *, is_by_file: bool = False
+    history: History,
+    answer: Callable[[Tree], LookAnswer | None],
+    named: Iterable[str],
+    *,
+    is_by_file: bool = False,
 ) -> LookAnswer | None:
     """Return what is answered in each way in which the files may have been, if it is the same.
 
     Args:
         history: before the look.
         answer: answers it on a tree.
+        named: the files that it is about; nothing is told of one that may have changed nobody knows how.
         is_by_file: whether an answer consists of those for each file, so that only files that may differ are compared.
     """
+    for path in named:
+        file = history.file(path)
+        is_open = file is not None and not file.is_sure and file.source != "git"
+        if is_open and _but_for_the_last_line(history, path, file) is None:
+            return None
     first = _AsAt(history, 0)
     found = answer(first)
     if found is None or first.n_possible > _MOST_POSSIBLE:
@@ -218,7 +237,7 @@ def _of_command(at: LookPlace, command: str, sandbox: Sandbox) -> LookAnswer | N
             printed[key] = _printed(at, tree, shown, command, found, sandbox)
         return printed[key]
 
-    return _agreed(at.history, answer)
+    return _agreed(at.history, answer, shown.files)
 
 
 def _files_of(files: Tree, tree: WorkingTree, shown: Shown) -> dict[str, bytes] | None:

@@ -16,6 +16,8 @@ from replay_pipeline.stages.budget.verdict import instructed, models_of
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import TeacherSpec
+from tests.support.odd_server import OddServer
+from tests.support.sessions import SessionBuilder, ToolCall
 from tests.support.settings_files import write_settings
 from tests.support.teachers import TeacherServer
 
@@ -159,3 +161,68 @@ def test_instructions_without_a_place_are_refused_before_the_model_is_paid(root,
     file.write_text("Never push.")
     with pytest.raises(ConfigError, match=r"no prompt .* CLAUDE\.md"):
         ask(root, "mistralai/worse", "--instructions", str(file))
+
+
+PROMPT = """Build it in steps.
+<system-reminder>
+# claudeMd
+Contents of /home/mira/tide/CLAUDE.md (project instructions, checked into the codebase):
+
+Run make after each step.
+
+      IMPORTANT: this context may or may not be relevant.
+</system-reminder>"""
+
+
+def test_other_instructions_reach_the_model_alone_and_get_a_verdict_of_their_own(tmp_path):
+    session = SessionBuilder("built", cwd="/home/mira/tide")
+    session.user(PROMPT)
+    for number in range(40):
+        made = session.assistant(calls=[ToolCall("Bash", {"command": f"make step-{number}"})])
+        session.result(made.tool_use_ids[0], "done")
+    session.assistant("Built.")
+
+    def reply(_, data):
+        body = json.loads(data)
+        prompt = json.dumps(body["messages"])
+        n = sum(message["role"] == "tool" for message in body["messages"])
+        call = {"name": "Bash", "arguments": json.dumps({"command": f"make step-{n}"})}
+        message = {"role": "assistant", "content": "I don't run make."}
+        if "Never run make." not in prompt:
+            calls = [{"id": "c", "type": "function", "function": call}]
+            message = {"role": "assistant", "content": None, "tool_calls": calls}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        n_read = len(data) // 4
+        usage = {"prompt_tokens": n_read, "completion_tokens": 10, "total_tokens": n_read + 10}
+        answer = {"id": "a", "model": body["model"], "choices": [choice], "usage": usage}
+        return 200, {}, json.dumps(answer).encode()
+
+    file = tmp_path / "CLAUDE.md"
+    file.write_text("Never run make.")
+    with OddServer(reply) as server:
+        models = ("mistralai/m", "deepseek/d", "qwen/q")
+        cheap = {"prompt": 1e-7, "completion": 2e-7}
+        teachers = [server.teacher(name=each, model=each, price=cheap) for each in models]
+        path = session.write(tmp_path / "projects")
+        write_settings(
+            tmp_path / "d",
+            ingest={"sources": [path]},
+            replay={
+                "teachers": teachers,
+                "student": server.teacher(name="student"),
+                "ask_at": "consequences",
+            },
+        )
+        Pipeline(Settings.load(data_dir=tmp_path / "d")).ingest_new()
+        found, plain = ask(tmp_path / "d", models[0])
+        assert (found.exit_code, plain["answer"]) == (0, "could"), found.output
+        n_before = len(server.bodies)
+        found, told = ask(tmp_path / "d", models[0], "--instructions", str(file))
+        bodies = [*map(json.loads, server.bodies)]
+    assert (found.exit_code, told["answer"]) == (3, "could not"), found.output
+    assert "with these instructions could not" in told["words"]
+    assert {body["model"] for body in bodies[n_before:]} == {models[0]}  # the panel was paid before
+    for body in bodies:
+        is_told = "Never run make." in json.dumps(body["messages"])
+        assert is_told == (body in bodies[n_before:])
+        assert is_told != ("Run make after each step." in json.dumps(body["messages"]))
