@@ -31,6 +31,7 @@ _MOVES = re.compile(
     r"\bgit\s+(?:-C\s+\S+\s+|-c\s+\S+\s+)*(?:checkout|switch|stash|reset|pull|rebase|merge|restore|"
     r"cherry-pick|revert|am|clean|commit|worktree)\b|\bgh\s+pr\s+checkout\b|\bgt\s+\w+"
 )
+_CONFLICT = re.compile(r"^(?:CONFLICT \(|Unmerged paths:|both modified:)", re.MULTILINE)
 _DISCARDS = re.compile(
     r"\bgit\s+(?:stash(?!\s+(?:list|show|pop|apply|drop))|reset\s+--hard|checkout\s+(?:\S+\s+)?--\s|"
     r"checkout\s+\.|restore\b|clean\b)"
@@ -232,6 +233,8 @@ class History:
                 return self._of_log(known, later, tree)
             return TreeFile(None, "git", is_sure=False, origin=commit.id)
         text = text_of(tree.repository.blob(blob))
+        if text is not None and tree.has_conflicts:
+            return TreeFile(text, "mixed", is_sure=False, origin=commit.id)
         # Where another commit is about as likely, the file is sure if it is the same there.
         is_sure = all(
             tree.repository.blob_id(each.tree, relative) == blob for each in tree.likely()
@@ -368,6 +371,10 @@ class History:
             return
         if not shell_plan(command, step.cwd).keeps_files:
             tree.touched = step.answered
+        if _CONFLICT.search(step.text):
+            tree.has_conflicts = True
+        elif _MOVES.search(command) and not step.is_error:
+            tree.has_conflicts = False
         if _DISCARDS.search(command):
             for path in [each for each in self.known if is_below(each, tree.root)]:
                 del self.known[path]

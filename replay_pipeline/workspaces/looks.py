@@ -122,10 +122,10 @@ class _AsAt:
 def _but_for_the_last_line(history: History, path: str, file: TreeFile) -> str | None:
     """Return how a file was seen before, if that differs in its last, empty line alone, which some clients don't show."""
     before = history.known.get(path)
-    text = before.text if before is not None else None
-    return (
-        text if text is not None and text.rstrip("\n") == (file.text or "").rstrip("\n") else None
-    )
+    text, shown = before.text if before is not None else None, file.text or ""
+    if text is None or text == shown or text.rstrip("\n") != shown.rstrip("\n"):
+        return None
+    return text
 
 
 class _Only:

@@ -23,7 +23,7 @@ _ON_BRANCH = 0.5
 that it is the newest change made on the branch, even if a rebase made the commit again later."""
 _WAS_CHECKED_OUT = 10.0
 """How much it counts that git's own log of HEAD has it: only more than most evidence overrules it."""
-_ABOUT = 1.5
+_ABOUT = 1.0
 """How much less evidence a commit has that may as well be the one."""
 _HALF_LIFE_S = 3600.0
 """Others move a branch without a word in the log, so evidence grows old."""
@@ -56,6 +56,8 @@ class WorkingTree:
         self._ranked: tuple[object, list[GitCommit], list[GitCommit]] = (None, [], [])
         self.touched = 0.0
         """When a command last ran that may have changed any file."""
+        self.has_conflicts = False
+        """Whether git has left marks of conflicts in files that no commit has."""
 
     def relative(self, path: str) -> str:
         """Return the repository's name for a path below the root."""

@@ -54,3 +54,19 @@ def test_what_differs_between_commits_that_may_be_or_may_have_been_changed_is_no
         assert seen("Grep", pattern="return") is None
         assert seen("Grep", pattern="def low", output_mode="content") == "tide/low.py:1:def low():"
         assert seen("Glob", pattern="**/low*") == f"{root}/tide/low.py"
+
+
+def test_during_a_merge_nobody_knows_where_git_has_set_its_marks(tmp_path):
+    work = Worked(tmp_path / "tides")
+    work.begin(FILES)
+    work.git("checkout", "-q", "-b", "other")
+    work.put({"tide/low.py": "def low():\n    return 10\n"})
+    work.commit("Lower")
+    work.git("checkout", "-q", "main")
+    work.put({"tide/low.py": "def low():\n    return 0\n"})
+    work.commit("Lowest")
+    work.read("tide/high.py")
+    work.bash("git -c user.name=M -c user.email=m@example.org merge other")
+    with looking(work, tmp_path, work.root) as seen:
+        assert seen("Grep", pattern="<<<<", path=f"{work.root}/tide/low.py") is None
+        assert seen("Read", file_path=f"{work.root}/tide/mean.py") is None
