@@ -159,8 +159,9 @@ def _agreed(
     """
     for path in named:
         file = history.file(path)
-        is_open = file is not None and not file.is_sure and file.source != "git"
-        if is_open and _but_for_the_last_line(history, path, file) is None:
+        if file is None or file.is_sure or file.source == "git":
+            continue
+        if _but_for_the_last_line(history, path, file) is None:
             return None
     first = _AsAt(history, 0)
     found = answer(first)
