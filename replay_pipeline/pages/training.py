@@ -12,7 +12,6 @@ _FIRST = ("preference_accuracy", "consensus_rate", "valid_calls")
 _ROWS = {
     "preference_accuracy": ("right on held-out pairs", "%"),
     "blank_prompt_accuracy": ("the same with a blank prompt", "%"),
-    "shuffled_prompt_accuracy": ("the same with another pair's prompt", "%"),
     "consensus_rate": ("takes the teachers' action by itself", "%"),
     "valid_calls": ("writes well-formed calls", "%"),
     "general_loss": ("loss on general text", ""),

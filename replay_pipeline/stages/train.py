@@ -120,7 +120,7 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
 def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
     report = receipt.report
     folder = project.settings.model_dir().absolute()
-    measured = ("prompt_gain_", "preference_", "blank_", "shuffled_", "consensus_")
+    measured = ("prompt_gain_", "preference_", "blank_", "consensus_")
     evaluation = {key: report[key] for key in sorted(report) if key.startswith(measured)}
     return {
         "dagster/uri": str(folder),

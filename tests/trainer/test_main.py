@@ -68,7 +68,7 @@ def test_the_run_leaves_plot_card_evaluation_and_a_safe_checkpoint(finished):
     evaluation = json.loads((finished / "evaluation.json").read_text())
     for moment in ("before", "after"):
         assert math.isfinite(evaluation[moment]["preference"]["margin"])
-        assert evaluation[moment]["format_only"]["n_pairs"] == 12
+        assert evaluation[moment]["blank_prompt"]["n_pairs"] == 12
         assert evaluation[moment]["consensus"]["n"] == 2
     seen = json.loads((finished / "inspected.json").read_text())
     assert len(seen) == 3

@@ -261,7 +261,6 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, A
     n_scored = {
         "preference_accuracy": pairs["n_pairs"],
         "blank_prompt_accuracy": pairs["n_pairs"],
-        "shuffled_prompt_accuracy": pairs["n_pairs"],
         "prompt_gain": pairs["n_pairs"],
         "consensus_rate": acted["n"],
         "valid_calls": acted["n_calls"],
@@ -269,8 +268,7 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, A
     figures: dict[str, Any] = {}
     for when, scores in (("before", before), ("after", after)):
         found = {
-            f"{name}_accuracy": scores[name]["accuracy"]
-            for name in ("preference", "blank_prompt", "shuffled_prompt")
+            f"{name}_accuracy": scores[name]["accuracy"] for name in ("preference", "blank_prompt")
         }
         found["prompt_gain"] = scores["prompt_gain"]
         found["consensus_rate"] = scores["consensus"]["same"]

@@ -1,14 +1,11 @@
 """Measure what a model learned, on sessions that it never saw.
 
 Preference accuracy is the share of held-out pairs whose chosen side has the higher log-probability
-per token. Three controls measure the same on the same pairs. With a blank prompt, and with the
-prompt of another pair, a model can only use the looks of the two actions. Its gain from a blank
-prompt to the true prompt is what it learned to read, and the figure to judge it by. With all
-content of the actions replaced by filler, it can only use their form (length, text or call).
+per token. With a blank prompt, a model can only use the looks of the two actions. Its gain from
+there to the true prompt is what it learned to read, and the figure to judge it by.
 """
 
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
@@ -21,7 +18,7 @@ from trainer.data.acting import Agreement, consensus_rate, general_loss
 from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.rewards import agreement, canonical_calls
-from trainer.data.types import Message, PairRow, PromptRow
+from trainer.data.types import PairRow, PromptRow
 from trainer.losses.compose import PairForward, pair_logps
 
 Row = TypeVar("Row", bound=Mapping[str, Any])
@@ -102,57 +99,9 @@ def _score(margins: Sequence[float]) -> PreferenceScore:
     )
 
 
-def format_only(rows: Sequence[PairRow]) -> list[PairRow]:
-    """Replace every word of both actions by filler of the same length.
-
-    The form stays: text or calls, the number of calls and arguments, and their lengths. Prompts
-    stay too. If both sides become equal, the pair is left out.
-    """
-    masked: list[PairRow] = []
-    for row in rows:
-        chosen, rejected = (
-            [_filler(message) for message in row[side]] for side in ("chosen", "rejected")
-        )
-        if chosen != rejected:
-            masked.append({**row, "chosen": chosen, "rejected": rejected})
-    return masked
-
-
 def with_blank_prompts(rows: Sequence[PairRow]) -> list[PairRow]:
     """Replace every prompt by an empty message, to measure what a model prefers without it."""
     return [{**row, "prompt": [{"role": "user", "content": ""}], "sides": []} for row in rows]
-
-
-def with_shuffled_prompts(rows: Sequence[PairRow]) -> list[PairRow]:
-    """Return every pair with the prompt of the pair half the list away. A single pair keeps its own."""
-    half = len(rows) // 2
-    others = [*rows[half:], *rows[:half]]
-    # The prompt is cut as it is where it belongs.
-    return [
-        {**row, "prompt": other["prompt"], "sides": sides_of(other)}
-        for row, other in zip(rows, others, strict=True)
-    ]
-
-
-_WORD = re.compile(r"\w")
-
-
-def _filler(message: Message) -> Message:
-    filled: Message = {
-        "role": message["role"],
-        "content": _WORD.sub("x", str(message.get("content") or "")),
-    }
-    if message.get("tool_calls"):
-        calls = [
-            {"name": _WORD.sub("x", name), "arguments": _WORD.sub("x", arguments)}
-            for name, arguments in canonical_calls(message)
-        ]
-        filled["content"] += "".join(
-            f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {call["arguments"]}}}'
-            "\n</tool_call>"
-            for call in calls
-        )
-    return filled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +145,7 @@ class EvaluationCost:
     """The cost of a run and its evaluations, in tokens of a forward pass."""
 
     pair_tokens: float
-    """Mean tokens of a held-out pair with its controls."""
+    """Mean tokens of a held-out pair with and without its prompt."""
     prompt_tokens: float
     """Mean tokens of a held-out state."""
     run_tokens: float
@@ -239,7 +188,7 @@ def evaluate(
     forward: PairForward = pair_logps,
     batch_size: int = 4,
 ) -> dict[str, Any]:
-    """Measure a model's preference score with controls, its greedy actions, and its general loss.
+    """Measure a model's preference score with and without prompts, its greedy actions, and its general loss.
 
     `prompt_gain` is the accuracy with the true prompt minus that with a blank one. In a terminal,
     this shows the progress and the remaining time.
@@ -248,12 +197,7 @@ def evaluate(
     n_prompts = 12 if options.max_prompts is None else options.max_prompts
     pairs = stratified(pairs, n_pairs, seed=options.seed, side="chosen")
     prompts = stratified(prompts, n_prompts, seed=options.seed, side="consensus")
-    asked = {
-        "preference": pairs,
-        "blank_prompt": with_blank_prompts(pairs),
-        "shuffled_prompt": with_shuffled_prompts(pairs),
-        "format_only": format_only(pairs),
-    }
+    asked = {"preference": pairs, "blank_prompt": with_blank_prompts(pairs)}
     total = sum(map(len, asked.values())) + len(prompts)
     with tqdm(total=total, desc="evaluation", unit="row", disable=None, leave=False) as bar:
         scores = preference_scores(

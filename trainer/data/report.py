@@ -47,13 +47,7 @@ def model_card(
         ("**true minus blank prompt**", pairs, lambda scores: f"{scores['prompt_gain']:+.3f}"),
         ("held-out preference accuracy", pairs, _figure("preference", "accuracy")),
         ("the same with a blank prompt", pairs, _figure("blank_prompt", "accuracy")),
-        ("the same with another pair's prompt", pairs, _figure("shuffled_prompt", "accuracy")),
         ("held-out margin (nats per token)", pairs, _figure("preference", "margin")),
-        (
-            "format-only control accuracy",
-            after["format_only"]["n_pairs"],
-            _figure("format_only", "accuracy"),
-        ),
         ("greedy actions that are the consensus", states, _figure("consensus", "same")),
         (
             "greedy actions that are well-formed calls",
@@ -108,5 +102,4 @@ def _judged(n_pairs: int, n_states: int) -> str:
     if not n_pairs:
         return f"It was not scored on held-out pairs. It acted at {n_states} held-out states."
     return f"""The first line is the figure to judge the model by: what it can tell with a blank prompt it learned
-from how the two actions look, not from reading what was asked. The format-only control scores the same pairs with all content replaced by filler; a gain there
-comes from form, not from judgement. {n_pairs} held-out pairs, {n_states} held-out states."""
+from how the two actions look, not from reading what was asked. {n_pairs} held-out pairs, {n_states} held-out states."""

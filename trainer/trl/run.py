@@ -398,8 +398,8 @@ def evaluation_cost(
     if n_steps < 0:  # epochs
         n_steps = 3 * len(data.pairs) // max(shared.pairs_per_step, 1)
     return EvaluationCost(
-        # The true prompt once for three of the four lists; the blank one is short.
-        pair_tokens=held_out + 4 * sides(data.test_pairs),
+        # The blank prompt is short.
+        pair_tokens=held_out + 2 * sides(data.test_pairs),
         prompt_tokens=prompt(data.test_prompts),
         run_tokens=3 * n_steps * step,
     )

@@ -16,11 +16,9 @@ from trainer.data.evaluation import (
     EvaluationOptions,
     consensus_rate,
     evaluate,
-    format_only,
     preference_score,
     preference_scores,
     stratified,
-    with_shuffled_prompts,
 )
 from trainer.data.rendering import Renderer
 from trainer.losses.compose import compose_loss
@@ -47,15 +45,6 @@ SAID = {"role": "assistant", "content": "The test is flaky."}
 @pytest.fixture
 def collator(tokenizer):
     return ComposerDataCollator(tokenizer, max_prompt_tokens=128, max_response_tokens=48)
-
-
-def test_the_format_only_control_keeps_form_and_drops_content():
-    (masked,) = format_only([pair(READ, SAID)])
-    assert masked["rejected"][0]["content"] == "xxx xxxx xx xxxxx."
-    text = masked["chosen"][0]["content"]
-    assert text.startswith('<tool_call>\n{"name": "xxxx"')
-    assert "cart" not in text
-    assert masked["prompt"] == pair(READ, SAID)["prompt"]
 
 
 def test_accuracy_and_margin_follow_the_model(model, collator):
@@ -92,7 +81,6 @@ def test_a_model_that_reads_gains_by_the_prompt_and_one_that_does_not_gains_noth
         optimizer.step()
     read = evaluate(model, collator, twins, [], options=options)
     assert read["preference"]["accuracy"] == 1.0
-    assert read["shuffled_prompt"]["accuracy"] == 0.0
     assert read["blank_prompt"]["accuracy"] == 0.5
     assert read["prompt_gain"] == 0.5
 
@@ -189,8 +177,7 @@ def test_evaluation_has_all_its_parts_and_respects_its_limits(model, collator):
     options = EvaluationOptions(max_pairs=2, max_prompts=1, max_new_tokens=4)
     result = evaluate(model, collator, rows, prompts, options=options)
     assert result["preference"]["n_pairs"] == 2
-    for control in ("blank_prompt", "shuffled_prompt", "format_only"):
-        assert result[control]["n_pairs"] == 2
+    assert result["blank_prompt"]["n_pairs"] == 2
     assert result["consensus"]["n"] == 1
     assert result["general_loss"] > 0
 
@@ -228,13 +215,13 @@ def test_what_is_not_said_takes_a_tenth_of_the_run():
 
 
 def test_an_evaluation_in_trees_runs_a_prompt_once_and_says_the_same(model, tokenizer):
-    """Three of the four questions about a pair share its prompt."""
     from tests.trainer.published import rows_of
     from trainer.model.pair_forward import choose_pair_forward
 
     rows = rows_of(3)
     collator = ComposerDataCollator(tokenizer, max_prompt_tokens=512, max_response_tokens=48)
-    asked = {"preference": rows, "shuffled": with_shuffled_prompts(rows), "form": format_only(rows)}
+    turned = [{**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in rows]
+    asked = {"preference": rows, "turned": turned}
     packed, padded = (
         choose_pair_forward(model, collator.pairs(rows[:2]), setting=how, max_tokens=8192)
         for how in ("packed", "padded")
