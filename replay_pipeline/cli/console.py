@@ -506,13 +506,6 @@ def _bought(found: Report, report: Report) -> str:
     return f"{words}, {f'by the answers at {n:,} states' if n else 'as assumed'}"
 
 
-_EXPLAINED = {
-    "cut_prompts": "{n} prompts were longer than `max_prompt_tokens`, so their oldest messages were "
-    "left out."
-}
-"""Figures of a training that need a sentence."""
-
-
 _MAX_ROWS = 50
 """Batches in a table for people; `--json` has all of them."""
 
@@ -735,9 +728,10 @@ def show_train(report: Report) -> None:
         # Other reasons are among the sentences above.
         told = "".join(f"; {n} is off: {why}" for n, why in off.items() if why.endswith("is 0"))
         say(f"Channels that taught it: {', '.join(live)}{told}.")
-    for name, words in _EXPLAINED.items():
-        if n := report.get(name):
-            say(words.format(n=n))
+    if n := report.get("cut_prompts"):
+        say(
+            f"{n} prompts were longer than `max_prompt_tokens`, so their oldest messages were left out."
+        )
     next_step("`replay-pipeline look` shows the curves and the new actions")
 
 
