@@ -79,7 +79,7 @@ def test_the_demo_makes_pairs_a_dataset_and_a_model_and_then_reuses_them(tmp_pat
     assert not train["acts_worse"]
     assert train["consensus_rate_after"] > train["consensus_rate_before"] + 0.1
     # Two of the 45 held-out states.
-    assert train["valid_calls_after"] >= train["valid_calls_before"] - 0.045
+    assert train["valid_calls_after"] >= train["valid_calls_before"] - 0.05
     assert set(report["seconds"]) >= {"ingest", "replay", "pairs", "normalize", "publish", "train"}
     for word in (
         "sessions",
