@@ -377,14 +377,13 @@ def drawn(
     agents = rng.sample(models, min(n_agents, len(models)))
     print(f"{len(agents)} agents, {len(asked)} questions, {len(teachers)} teachers", flush=True)
     for agent in agents:
-        for number in range(n_draws):
+        for _ in range(n_draws):
             others: dict[str, str] = {}
             for name in rng.sample(teachers, len(teachers)):
                 if maker(name) != maker(agent):
                     others.setdefault(maker(name), name)
-            draws.append(
-                judge(answers, asked, agent, list(others.values())[: SIZES[number % len(SIZES)]])
-            )
+            size = SIZES[len(draws) % len(SIZES)]
+            draws.append(judge(answers, asked, agent, list(others.values())[:size]))
         print(f"{agent}: {len(draws[-1].candidates)}", file=sys.stderr, flush=True)
     return draws
 
