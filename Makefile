@@ -118,7 +118,8 @@ dollar: $(STAMP)
 	$(DOLLAR) build/dollar --draw 21
 	$(DOLLAR) build/dollar --draw 21 --by steps
 
-# What real models' scored answers teach: ANSWERS and QUESTIONS are checkouts (recipes/real_answers/README.md).
+# What real models' scored answers teach: ANSWERS and QUESTIONS are checkouts (recipes/real_answers/README.md). Some 20
+# minutes of one core, or a day.
 REAL_ANSWERS = $(BIN)/python recipes/real_answers/run.py --answers $(ANSWERS) --questions $(QUESTIONS)
 answers-quick: $(STAMP)
 	$(SMOLLM2)
