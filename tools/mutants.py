@@ -151,7 +151,7 @@ def without_tests(work: Path) -> set[str]:
 
 
 def place(work: Path, diff: str) -> str:
-    """Tell the file and the line that a diff of one function changes."""
+    """Return the file and the line that a diff of one function changes."""
     path = next(line[4:] for line in diff.splitlines() if line.startswith("--- "))
     gone = next(line[1:] for line in diff.splitlines()[2:] if line.startswith("-"))
     source = (work / path).read_text().splitlines()
@@ -160,7 +160,7 @@ def place(work: Path, diff: str) -> str:
 
 
 def is_equivalent(diff: str) -> bool:
-    """Tell whether a mutant is the program as it was, written in capitals."""
+    """Return whether a mutant is the program as it was, written in capitals."""
     lines = diff.splitlines()[2:]
     gone, come = ([line[1:] for line in lines if line[:1] == sign] for sign in "-+")
     return [line.lower() for line in gone] == [line.lower() for line in come] and all(
