@@ -312,7 +312,7 @@ def show_compare(found: Report) -> None:
 
 
 def _show_results(found: Report) -> None:
-    for row in found["results"]:
+    for row in found.get("results") or ():
         each = "–" if row["usd_per_resolved"] is None else f"${row['usd_per_resolved']:,.2f} each"
         say(
             f"{row['model']}: {row['n_resolved']} of {row['n']} conversations with a result were resolved, "
