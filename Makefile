@@ -17,7 +17,7 @@ ENVIRONMENTS := .venv-frameworks
 
 TESTS := test-trainer test-pipeline
 CHECKS := check-pipeline check-trainer check-replay check-whole check-static
-.PHONY: install demo real-model dollar dollar-quick answers answers-quick test $(TESTS) test-wheel test-browser test-client test-real test-engines test-ray test-recipes screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
+.PHONY: install demo real-model dollar dollar-quick answers answers-quick test $(TESTS) test-wheel test-browser test-client test-real test-engines test-ray test-newest test-recipes screenshots test-frameworks ui check $(CHECKS) check-deploy run-deploy mutants audit format bench month stops lock sbom docs clean
 .PRECIOUS: $(ENVIRONMENTS)/%/.installed
 
 install: $(STAMP)
@@ -148,6 +148,17 @@ $(ENVIRONMENTS)/ray/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  -e '.[normalize,ray]' pytest pytest-timeout
+	@touch $@
+
+# The trainer's tests with the newest transformers and torch that it was tried with. Five gigabytes.
+test-newest: $(ENVIRONMENTS)/newest/.installed
+	$(<D)/bin/python -m pytest tests/trainer
+
+$(ENVIRONMENTS)/newest/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	grep -vE '^(torch|transformers)==' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt \
+	  -e '.[all,dev]' torch==2.14.1 transformers==5.24.0
 	@touch $@
 
 # Every page of recipes/ as it stands, beside the demo's dataset: RECIPES="outer trl" for some of them. What a
