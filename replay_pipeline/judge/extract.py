@@ -7,11 +7,11 @@ its probability (`claims.py`).
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
-from replay_pipeline.actions import LEVELS, Action
+from replay_pipeline.actions import LEVELS, Action, differ_in_calls_alone
 from replay_pipeline.actions.difference import difference
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.answers import AnswerBook, Case, ExtractOptions, level_of
@@ -245,12 +245,25 @@ class _Extraction:
         now = found.step
         if now is None or found.pair.get("outcome") in FAILURES:
             return None
-        steps = self._steps[found.place[0]]
+        steps, done = self._steps[found.place[0]], list(now.action.calls)
+        is_more = len(found.chosen.calls) > len(done)
         first = bisect_right(steps, now.turn_idx, key=lambda step: step.turn_idx)
         for n, step in enumerate(steps[first : first + _LOOK_AHEAD], start=1):
             if step.n_user_messages > now.n_user_messages:
                 return None  # the user spoke in between: it may have been told to
             if self.arbiter.is_same(found.chosen, step.action):
+                return n
+            done += step.action.calls
+            # One call after the other comes to the same.
+            if (
+                is_more
+                and len(done) >= len(found.chosen.calls)
+                and differ_in_calls_alone(
+                    found.chosen,
+                    replace(step.action, calls=tuple(done)),
+                    level=self.report.level,
+                )
+            ):
                 return n
         return None
 

@@ -218,6 +218,14 @@ def _counts_calls(it: Proposal) -> tuple[str, None] | None:
     return ("call_count", None) if is_so else None
 
 
+def _leaves_calls_out(it: Proposal) -> tuple[str, None] | None:
+    """The chosen side only has fewer calls than the agent's, or the same in another order.
+
+    Calls that the teachers alone make are missing in the agent's action, unless it makes them later on (`deferred`).
+    """
+    return _counts_calls(it) if len(it.chosen.calls) <= len(it.rejected.calls) else None
+
+
 def _is_hindered(it: Proposal) -> tuple[str, str] | None:
     """The prompt speaks against the chosen side, or it teaches nothing there."""
     prompt = _prompt(it, ())
@@ -266,7 +274,7 @@ def _has_other_object(it: Proposal) -> tuple[str, None] | None:
 
 _OF_RECORD = (_is_invalid, _is_one_action, _counts_calls, _refuses, _stops)
 OBJECTIONS: dict[Literal["recorded", "rewind", "rejection"], tuple[Objection, ...]] = {
-    "recorded": (_refuses, _would_fail, _stops, _counts_calls, _is_hindered, _is_disputed),
+    "recorded": (_refuses, _would_fail, _stops, _leaves_calls_out, _is_hindered, _is_disputed),
     "rewind": (*_OF_RECORD, _is_hindered),
     "rejection": (*_OF_RECORD, _has_other_object, _is_hindered),
 }

@@ -309,14 +309,24 @@ def test_a_pair_is_named_by_its_state_and_its_sides():
         (bash("pytest"), "call_count"),
         (together(bash("pytest"), bash("ls")), "agreement"),
         (together(bash("ls"), bash("pytest")), "call_count"),
-        (together(bash("ls"), bash("pytest"), call("Read", file_path="cart.py")), "call_count"),
+        (together(bash("ls"), bash("pytest"), bash("tox")), "pair"),
         (bash("make check"), "pair"),
         (together(bash("ls"), bash("make check")), "pair"),
     ],
 )
-def test_sides_that_differ_in_number_or_order_of_their_calls_alone_make_no_pair(action, outcome):
+def test_fewer_calls_or_another_order_alone_make_no_pair_and_calls_that_are_missing_do(
+    action, outcome
+):
     seen = state(action=together(bash("pytest"), bash("ls")))
     assert judge([seen], answers(qwen=action, glm=action)) == (outcome, None)
+
+
+def test_calls_that_the_agent_makes_one_after_the_other_are_not_missing():
+    both = together(bash("pytest"), bash("ls"))
+    rows = answers("s1", qwen=both, glm=both)
+    now = state(1, action=bash("pytest"))
+    assert judge([now, state(3, action=bash("tox"))], rows)[0] == "pair"
+    assert judge([now, state(3, action=bash("ls"))], rows)[0] == "deferred"
 
 
 @pytest.mark.parametrize(
@@ -331,10 +341,10 @@ def test_what_teaches_nothing_is_neither_a_pair_nor_a_lesson(action):
 
 
 def test_calls_are_counted_off_at_the_level_that_is_asked_for():
-    more = together(bash("pytest -x"), bash("git status"))
-    rows = answers(qwen=more, glm=more)
-    assert judge([state(action=bash("pytest"))], rows)[0] == "pair"
-    assert judge([state(action=bash("pytest"))], rows, level="target")[0] == "call_count"
+    agent = together(bash("pytest"), bash("git status"))
+    rows = answers(qwen=bash("pytest -x"), glm=bash("pytest -x"))
+    assert judge([state(action=agent)], rows)[0] == "pair"
+    assert judge([state(action=agent)], rows, level="target")[0] == "call_count"
 
 
 def test_what_was_tried_is_told_in_the_row_of_the_state():
