@@ -7,6 +7,7 @@ folder and looking at what came out, never by comparing words. So each task has 
 
 import json
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -210,7 +211,8 @@ def _tool(name: str, given: Mapping[str, Any], folder: Path) -> str | None:
         return None
     if len(words) > 2 and words[1] == "-f":
         del words[1]
-    pure = PurePosixPath(words[1] if len(words) > 1 else "/")
+    # The product writes the paths of lessons as the client's tools want them: below the working directory.
+    pure = PurePosixPath(re.sub(r"^/work/[^/]+/", "", words[1]) if len(words) > 1 else "/")
     path = folder / pure
     if pure.is_absolute() or ".." in pure.parts or not path.is_file():
         return None

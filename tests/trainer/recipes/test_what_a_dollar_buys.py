@@ -248,13 +248,13 @@ def test_a_table_says_which_files_of_the_registered_analysis_changed(recipe, tmp
     digests = "\n".join(f'"{name}" = "{table.digest_of(name)}"' for name in names)
     (here / "preregistration.toml").write_text(f"{plan}[digests]\n{digests}\n", "utf-8")
     sizes = recipe["run"].PLAN["sizes"]
-    run = {"draw": 21, "size": sizes["full"]}
+    run = {"draw": 22, "size": sizes["full"]}
     assert table.registered(run) == {
         "is_this_draw": True, "seeds": [0, 1, 2, 3, 4], "changed_since": [],
     }  # fmt: skip
     (here / "arms.toml").write_text((here / "arms.toml").read_text() + "\n# another arm\n")
     assert table.registered(run)["changed_since"] == ["arms.toml"]
-    assert not table.registered(run | {"draw": 22})["is_this_draw"]
+    assert not table.registered(run | {"draw": 23})["is_this_draw"]
     assert not table.registered(run | {"size": sizes["quick"]})["is_this_draw"]
 
 
