@@ -54,7 +54,7 @@ TRAINER = (sys.executable, "-m", "trainer")
 PRODUCT = Path(sys.executable).with_name("replay-pipeline")
 PER_STEP = 4
 N_SAMPLES = 3
-NEW_TOKENS = 64
+NEW_TOKENS = 96
 
 Said = tuple[At, Message]
 Lesson = tuple[list[Message], Message, Message | None]

@@ -7,7 +7,6 @@ folder and looking at what came out, never by comparing words. So each task has 
 
 import json
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -211,8 +210,7 @@ def _tool(name: str, given: Mapping[str, Any], folder: Path) -> str | None:
         return None
     if len(words) > 2 and words[1] == "-f":
         del words[1]
-    # The product writes the paths of lessons as the client's tools want them: below the working directory.
-    pure = PurePosixPath(re.sub(r"^/work/[^/]+/", "", words[1]) if len(words) > 1 else "/")
+    pure = PurePosixPath(words[1] if len(words) > 1 else "/")
     path = folder / pure
     if pure.is_absolute() or ".." in pure.parts or not path.is_file():
         return None
@@ -506,7 +504,7 @@ def _session(repository: Repository, actions: Sequence[Message]) -> list[dict[st
             result = {"type": "tool_result", "tool_use_id": f"toolu_{n}", "content": output,
                       "is_error": output.startswith(ERROR)}  # fmt: skip
             rows += [{"type": "user", "message": {"role": "user", "content": [result]}}]
-    common = {"sessionId": repository.id, "version": "2.1.280", "cwd": f"/work/{repository.id}",
+    common = {"sessionId": repository.id, "version": "2.1.280",
               "timestamp": "2026-11-01T10:00:00.000Z"}  # fmt: skip
     for i, row in enumerate(rows):
         parent = f"{repository.id}-{i - 1}" if i else None

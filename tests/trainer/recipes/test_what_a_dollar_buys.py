@@ -162,6 +162,7 @@ def test_a_purchase_as_shipped_is_a_dataset_whose_rows_are_followed_to_their_log
     assert len(good) > 8
     assert np.mean(good) > 0.8
     data = load_preference_data(tmp_path / "data" / "dataset")
+    assert ': "/' not in json.dumps(data.positives), "a path that no prompt shows can't be learned"
     state = data.positives[0]["state_id"]
     where = ("--data", tmp_path / "data", "--settings", tmp_path / "settings.toml", "--json")
     done = subprocess.run([run.PRODUCT, "trace", state, *where], capture_output=True, check=True)
@@ -248,13 +249,13 @@ def test_a_table_says_which_files_of_the_registered_analysis_changed(recipe, tmp
     digests = "\n".join(f'"{name}" = "{table.digest_of(name)}"' for name in names)
     (here / "preregistration.toml").write_text(f"{plan}[digests]\n{digests}\n", "utf-8")
     sizes = recipe["run"].PLAN["sizes"]
-    run = {"draw": 22, "size": sizes["full"]}
+    run = {"draw": 23, "size": sizes["full"]}
     assert table.registered(run) == {
         "is_this_draw": True, "seeds": [0, 1, 2, 3, 4], "changed_since": [],
     }  # fmt: skip
     (here / "arms.toml").write_text((here / "arms.toml").read_text() + "\n# another arm\n")
     assert table.registered(run)["changed_since"] == ["arms.toml"]
-    assert not table.registered(run | {"draw": 23})["is_this_draw"]
+    assert not table.registered(run | {"draw": 24})["is_this_draw"]
     assert not table.registered(run | {"size": sizes["quick"]})["is_this_draw"]
 
 
