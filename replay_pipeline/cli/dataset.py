@@ -109,7 +109,7 @@ def retract(
     changes = {} if repo is None else {"publish": {"repo_id": repo}}
     work = open_pipeline(settings, data, changes=changes)
     if not session and not batch:
-        raise ConfigError("nothing to retract: name a --session or a --batch")
+        raise ConfigError("nothing to retract: name a session or a batch (--session, --batch)")
     named = f"{len(session or ())} sessions and {len(batch or ())} batches"
     if not yes:
         if not sys.stdin.isatty():

@@ -6,7 +6,6 @@ paths in the settings, but not write to them.
 """
 
 import contextlib
-import fcntl
 import io
 import os
 import posixpath
@@ -250,8 +249,13 @@ def _exchanged(
 def _pipes(n: int) -> Iterator[tuple[int, str]]:
     for end, mode in zip(chain.from_iterable(os.pipe() for _ in range(n)), cycle(("rb", "wb"))):
         # Numbers below ten are those of the script in the box: one given there would be overwritten.
-        yield fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10), mode
-        os.close(end)
+        numbers = [end]
+        while numbers[-1] < 10:
+            numbers.append(os.dup(end))
+        *low, high = numbers
+        for number in low:
+            os.close(number)
+        yield high, mode
 
 
 def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:

@@ -53,6 +53,7 @@ ASSETS = {
     "teacher_actions",
     "trace_states",
     "trained_model",
+    "verdicts",
 }
 BY_BATCH = ["trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs"]
 RANGE = "dagster/asset_partition_range_"
