@@ -121,7 +121,7 @@ HARD = {
     "schema": lambda x: canonical_action(
         message("", [("T", {"a": [{"b": n} for n in range(400)], "x": x})]), tools=ROWS
     ),
-    "long text": lambda x: canonical_action("a \u0301" * 80_000 + x),
+    "long text": lambda x: canonical_action("a \u0301" * 40_000 + x),
 }
 
 
