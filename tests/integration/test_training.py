@@ -117,7 +117,7 @@ def test_a_training_is_watched_and_a_stopped_one_ends_with_the_same_weights(
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) != 0
     assert 2 <= n_steps(again) < N_STEPS
-    assert "is complete. To continue" in (again / "model" / "trainer.log").read_text()
+    assert "is complete. To go on" in (again / "model" / "trainer.log").read_text()
     assert list((again / "model" / "steps").glob("checkpoint-*/run.json"))
     assert not (again / "receipts" / "train").exists()
     report = pipeline_at(again).train().report
