@@ -17,7 +17,7 @@ from replay_pipeline.types import MIN_P_BETTER
 from tests.replay_pipeline.replay.test_gates import TEACHERS, answers_of, make_state
 from tests.support.teachers import TeacherServer
 from tests.support.votes import extract_pairs
-from tests.support.worlds import MODELS, WORLDS, simulate
+from tests.support.worlds import MODELS, WORLDS, KindOfState, World, simulate
 
 ROOT = Path(__file__).parents[3]
 PRICE = {"prompt": 1e-5, "completion": 4e-5, "input_cache_read": 1e-6}
@@ -47,12 +47,14 @@ def test_bills_and_counts_were_inside_and_the_page_says_how_wide():
     rows = json.loads((ROOT / "benchmarks" / "results" / "estimate.json").read_text("utf-8"))
     page = (ROOT / "docs" / "replay.md").read_text("utf-8")
     assert all(row["inside"] >= 0.9 for row in rows)
-    for when, words in (("before", "before the first answer"), ("after", "after 200 answers")):
+    for when in ("before", "after"):
         widths = {row["what"]: row["width"] for row in rows if row["when"] == when}
         assert widths["bill"] <= {"before": 3.0, "after": 1.5}[when]
         assert max(widths.values()) <= 3.0
-        told = " | ".join(f"{widths[what]:.2f}" for what in ("bill", "pairs", "positives"))
-        assert f"| {words} | {told} |" in page
+    told = (
+        f"dollars is {widths['bill']:.2f} times the lower one, that of pairs {widths['pairs']:.2f}"
+    )
+    assert f"After 200 answers, the upper end of {told}" in " ".join(page.split())
 
 
 def test_the_next_teacher_is_expected_where_the_rule_for_pairs_says_so():
@@ -138,11 +140,15 @@ def test_pairs_and_lessons_are_told_apart_by_the_minimum_of_the_settings():
 
 
 def test_it_is_said_where_the_teachers_can_teach_this_agent():
-    for name, words, advice in (
-        ("teachers weaker", "your teachers are weaker than the model that wrote these sessions at Bash, stronger at nothing", "don't buy"),
-        ("agent much weaker", "your teachers are stronger at Bash", "buy and train on what they say"),
+    weaker, stronger = (0.85, (0.75, 0.7, 0.65), 0.5), (0.3, (0.95, 0.9, 0.85), 0.0)
+    for (agent, teachers, shared), tool, words, advice in (
+        (weaker, "forecast", "your teachers are weaker than the model that wrote these sessions at forecast, stronger at nothing", "don't buy"),
+        (stronger, "forecast", "your teachers are stronger at forecast", "buy and train on what they say"),
+        # Nobody knows that a command is wrong because teachers would run another one.
+        (stronger, "Bash", "your teachers are about as strong as the model that wrote these sessions", "teachers that are as good"),
     ):  # fmt: skip
-        world = simulate(WORLDS[name], 1_000, seed=0)
+        kind = KindOfState(tool=tool, agent=agent, teachers=teachers)
+        world = simulate(World(kinds=(kind,), shared=shared), 1_000, seed=0)
         said = left(world.states, world.teachers, world.rows()).words
         assert said[0] == words
         assert said[1].startswith(advice)
