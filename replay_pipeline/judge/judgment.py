@@ -19,6 +19,7 @@ from replay_pipeline.actions import (
 from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.actions.votes import Consensus, Panel, Vote, has_one_effect
 from replay_pipeline.judge.answers import Case, ExtractOptions, level_of
+from replay_pipeline.judge.belief import evidence_of
 from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.judge.rule import Standing, nearest_level, rule, standing_of_votes
 from replay_pipeline.types import AgreementLevel, Look, TraceState
@@ -108,6 +109,13 @@ class Arbiter:
             if outcome == "infeasible" and decision == "pair":
                 looks = _looks_needed(proposal, [vote.row.looks for vote in consensus.votes])
                 outcome, why = ("after_looks", None) if looks else (outcome, why)
+        ended = case.state.get("outcome")
+        if (
+            outcome == "agreement"
+            and evidence_of(ended, case.agent.tools, case.state.get("hint")) > 1
+        ):
+            # What failed or was refused when the agent did it is no lesson, whoever would do it too.
+            outcome, why = "would_fail", f"in the log: {case.state.get('error_kind') or ended}"
         found_levels = {levels[vote.action] for vote in consensus.votes} if consensus else set()
         return Judgment(
             case=case,

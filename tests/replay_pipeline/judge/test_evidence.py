@@ -293,6 +293,24 @@ def test_an_end_against_going_on_is_no_pair_either_way():
     assert judge([state(action=says("Done!"))], answers(**LS))[0] == "late_stop"
 
 
+def test_what_failed_when_the_agent_did_it_is_no_lesson_though_teachers_would_do_it_too():
+    rows = answers(qwen=bash("pytest"), glm=bash("pytest"))
+    lost = {"outcome": "tool_error", "error_kind": "string_not_found"}
+    for told, outcome in (
+        ({}, "agreement"),
+        # A test that fails is no fault of the command that runs it.
+        ({"outcome": "tool_error", "error_kind": "exit_code", "hint": "1 failed"}, "agreement"),
+        ({"outcome": "user_rejected"}, "would_fail"),
+    ):
+        report = extract_pairs([state(**told)], rows)
+        assert report.outcomes[0]["outcome"] == outcome
+        assert len(report.positives) == (outcome == "agreement")
+    edit = call("Edit", file_path="cart.py", old_string="a", new_string="b")
+    report = extract_pairs([state(action=edit, **lost)], answers(qwen=edit, glm=edit))
+    assert report.outcomes[0]["why"] == "in the log: string_not_found"
+    assert report.positives == []
+
+
 def test_a_pair_is_named_by_its_state_and_its_sides():
     def pair_id(states, rows):
         return extract_pairs(states, rows).pairs[0]["pair_id"]
