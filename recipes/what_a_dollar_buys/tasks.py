@@ -47,7 +47,7 @@ TOOLS = [
 ]
 
 
-def call(name: str, **arguments: str) -> Message:
+def call(name: str, /, **arguments: str) -> Message:
     """Return an assistant's message with one call."""
     function = {"name": name, "arguments": arguments}
     made = {"id": "call_1", "type": "function", "function": function}

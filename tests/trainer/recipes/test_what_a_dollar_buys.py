@@ -103,6 +103,12 @@ def recorded(recipe, folder, asked, *, right=0.5):
     return recipe["tasks"].write_sessions(folder, asked, done), done
 
 
+def test_a_model_may_call_its_arguments_what_it_likes(recipe):
+    given = {"name": "shop.py", "self": "x"}
+    made = recipe["tasks"].call("Read", **given)
+    assert recipe["run"].as_taken(made)["tool_calls"][0]["function"]["arguments"] == given
+
+
 def test_a_session_is_read_back_as_the_prompts_and_the_actions(recipe, some, tmp_path):
     folder, done = recorded(recipe, tmp_path, some)
     by_id = {one.id: (one, actions) for one, actions in zip(some, done, strict=True)}
