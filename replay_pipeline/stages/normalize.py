@@ -160,7 +160,7 @@ def _checks() -> tuple[Check, ...]:
 NORMALIZE = Stage(
     name="normalize",
     about="The pairs that pass the data-juicer recipe; the others are kept apart with the reason.",
-    version=6,
+    version=7,
     work=normalize_pairs,
     reads=("turns", "states", "dpo_pairs", "positives", "outcomes"),
     writes=("normalized_pairs", "dropped_pairs"),

@@ -18,7 +18,7 @@ def said_of(*facts, evidence=1.0, **votes):
 def test_what_differs_decides_whether_the_rejected_side_is_wrong():
     """In the order that real models' answers have shown; each far from the next."""
     wrong = [said_of(fact).rejected_wrong for fact in ("idle", "longer", "number")]
-    assert wrong[0] < 0.2 < wrong[1] < 0.6 < 0.8 < wrong[2]
+    assert wrong[0] < 0.2 < wrong[1] < 0.6 < 0.7 < wrong[2]
     for unscored in ("looks", "coding", "words"):
         assert said_of("number", unscored).rejected_wrong == 0.15
 

@@ -144,8 +144,7 @@ def test_it_is_said_where_the_teachers_can_teach_this_agent():
     for (agent, teachers, shared), tool, words, advice in (
         (weaker, "forecast", "your teachers are weaker than the model that wrote these sessions at forecast, stronger at nothing", "don't buy"),
         (stronger, "forecast", "your teachers are stronger at forecast", "buy and train on what they say"),
-        # Nobody knows that a command is wrong because teachers would run another one.
-        (stronger, "Bash", "your teachers are about as strong as the model that wrote these sessions", "teachers that are as good"),
+        (stronger, "Bash", "your teachers are stronger at Bash", "buy and train on what they say"),
     ):  # fmt: skip
         kind = KindOfState(tool=tool, agent=agent, teachers=teachers)
         world = simulate(World(kinds=(kind,), shared=shared), 1_000, seed=0)
