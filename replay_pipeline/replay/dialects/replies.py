@@ -184,9 +184,9 @@ LASTING_CODES = frozenset(
 NO_COMPLETION = "no_completion"
 """The code of a reply that no chat endpoint sends."""
 OTHER_MODEL = "other_model"
+"""The code of a first answer that came from another model than the requested one."""
 MALFORMED = ("malformed_call", "malformed_arguments")
 """Errors of an answer whose calls its model wrote so that nobody can carry them out."""
-"""The code of a first answer that came from another model than the requested one."""
 
 _CONTEXT_WORDS = re.compile(
     r"context (length|window|size)|maximum context|too many tokens|prompt is too long|"
