@@ -22,11 +22,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.trainer.outer.simulation import run_schedule
+from tests.trainer.diloco.simulation import run_schedule
 from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, OuterStep
-from trainer.outer.codecs import CODECS, decode_payload, encode_payload
-from trainer.outer.exchange import RoundReport
-from trainer.outer.replica import ROUNDS
+from trainer.diloco.codecs import CODECS, decode_payload, encode_payload
+from trainer.diloco.exchange import RoundReport
+from trainer.diloco.replica import ROUNDS
 
 N = 136_448
 """Parameters of a replica."""

@@ -40,12 +40,12 @@ from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.data.types import PairRow
 from trainer.diloco import MemoryStore, OuterReplica, OuterSettings, outer_preset
+from trainer.diloco.codecs import CODECS
+from trainer.diloco.exchange import RoundReport
+from trainer.diloco.parameters import ParameterVector
 from trainer.losses.channels import distillation_per_token, replay_per_pair
 from trainer.model.loading import with_adapter
 from trainer.model.tree_layout import PackedTree, pack_pairs
-from trainer.outer.codecs import CODECS
-from trainer.outer.exchange import RoundReport
-from trainer.outer.parameters import ParameterVector
 from trainer.settings import PeftOptions, SharedSettings
 
 ROOT = Path(__file__).resolve().parents[1]

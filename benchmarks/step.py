@@ -57,7 +57,7 @@ BUDGETS, SMALL_BUDGETS = (2048, 4096, 8192), (256, 512, 1024)
 
 
 def make_trainer(sizes: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """Build the trainer as `trainer.trl.run` does, for a model of any size."""
+    """Build the trainer as `trainer.engines.trl.run` does, for a model of any size."""
     from transformers import AutoTokenizer
 
     from trainer.data.dataset import load_preference_data
@@ -67,9 +67,9 @@ def make_trainer(sizes: dict[str, Any], settings: dict[str, Any]) -> Any:
     from trainer.data.rollouts import student_rollouts
     from trainer.data.tiny import corpus, train_tokenizer
     from trainer.data.tokens import requests_of
-    from trainer.trl.config import ComposerConfig
-    from trainer.trl.run import without_upstream_warnings
-    from trainer.trl.trainer import ComposerReplicationTrainer
+    from trainer.engines.trl.config import ComposerConfig
+    from trainer.engines.trl.run import without_upstream_warnings
+    from trainer.engines.trl.trainer import ComposerReplicationTrainer
 
     data, scratch = load_preference_data(sizes["folder"]), Path(sizes["scratch"])
     if not (scratch / "tokenizer").exists():
@@ -133,7 +133,7 @@ def train(trainer: Any, device: Device = "cpu") -> list[float]:
     """Train, and return the seconds from the beginning of each step to that of the next."""
     from transformers import TrainerCallback
 
-    from trainer.trl.run import without_upstream_warnings
+    from trainer.engines.trl.run import without_upstream_warnings
 
     begun_s: list[float] = []
 
@@ -175,7 +175,7 @@ def run_alone(trainer: Any) -> dict[str, Any]:
 
         return run
 
-    from trainer.trl import trainer as module
+    from trainer.engines.trl import trainer as module
 
     collator = type(trainer.collator)
     plain = collator.pairs, module.trees_of

@@ -116,7 +116,7 @@ def run_policy(
     from trl import GRPOConfig, GRPOTrainer
 
     from trainer.data.rewards import as_trl_reward, consensus_reward
-    from trainer.trl.run import without_upstream_warnings
+    from trainer.engines.trl.run import without_upstream_warnings
 
     args = ours.args
     each, size = args.num_generations, args.generation_batch_size

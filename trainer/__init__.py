@@ -7,9 +7,9 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "ComposerConfig": "trainer.trl",
+    "ComposerConfig": "trainer.engines.trl",
     "ComposerDataCollator": "trainer.data.collator",
-    "ComposerReplicationTrainer": "trainer.trl",
+    "ComposerReplicationTrainer": "trainer.engines.trl",
     "LossComponents": "trainer.losses.compose",
     "build_batch": "trainer.data.collator",
     "compose_loss": "trainer.losses.compose",

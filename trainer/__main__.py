@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A run that Ctrl-C stopped returns 130, and one that SIGTERM stopped 143.
 
     If the first word is `launch` or a related command, the rest describes replicas: see
-    `trainer.outer.launch`.
+    `trainer.diloco.launch`.
 
     Raises:
         ModuleNotFoundError: a package is missing, and no extra contains it.
@@ -176,8 +176,8 @@ _PACKAGES = {"accelerate", "datasets", "peft", "safetensors", "torch", "transfor
 """What the extra `train` brings, by the names of their modules."""
 
 COMMANDS = {
-    "launch": "trainer.outer.launch:launch_command",
-    "export": "trainer.outer.export:export_command",
+    "launch": "trainer.diloco.launch:launch_command",
+    "export": "trainer.diloco.export:export_command",
 }
 """Commands about replicas or a finished model, instead of a run in this process."""
 
@@ -232,7 +232,7 @@ def _run(values: dict[str, Any]) -> dict[str, Any]:
         import torch  # noqa: PLC0415
 
         from trainer.engines.settings_file import read_settings  # noqa: PLC0415
-        from trainer.trl.run import run  # noqa: PLC0415
+        from trainer.engines.trl.run import run  # noqa: PLC0415
 
     if values.get("model") is None:
         torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
@@ -244,11 +244,11 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     with uncollected():
         from trainer.data.collator import ComposerDataCollator  # noqa: PLC0415 - loads torch
         from trainer.data.dataset import load_preference_data  # noqa: PLC0415
+        from trainer.diloco.callback import OuterOptions, outer_callbacks  # noqa: PLC0415
+        from trainer.diloco.environment import ReplicaPlace  # noqa: PLC0415
+        from trainer.diloco.object_store import check_store  # noqa: PLC0415
         from trainer.engines.settings_file import read_settings  # noqa: PLC0415
         from trainer.model.loading import load_tokenizer, usable_data  # noqa: PLC0415
-        from trainer.outer.callback import OuterOptions, outer_callbacks  # noqa: PLC0415
-        from trainer.outer.environment import ReplicaPlace  # noqa: PLC0415
-        from trainer.outer.object_store import check_store  # noqa: PLC0415
         from trainer.settings import section_of  # noqa: PLC0415
 
         config = read_settings(values)

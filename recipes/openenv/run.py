@@ -27,8 +27,8 @@ from trainer.data.rendering import Renderer
 from trainer.data.tiny import corpus, make_model, train_tokenizer
 from trainer.engines.openenv.client import environment_factory, list_tools
 from trainer.engines.settings_file import read_settings
+from trainer.engines.trl.run import RunParts, run
 from trainer.losses.compose import compose_loss
-from trainer.trl.run import RunParts, run
 
 SETTINGS = Path(__file__).with_name("settings.yaml")
 

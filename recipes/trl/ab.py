@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.__main__ import read_config
 from trainer.engines.settings_file import read_settings
-from trainer.trl.run import run
+from trainer.engines.trl.run import run
 
 CONFIG = Path(__file__).with_name("three_channels.yaml")
 WEIGHTS = {

@@ -50,7 +50,7 @@ _POSTGRES_YAML = f"storage: {{postgres: {{postgres_url: {{env: {DAGSTER_DATABASE
 _WORKSPACE_YAML = """\
 load_from:
   - python_module:
-      module_name: replay_pipeline.definitions
+      module_name: replay_pipeline.assets.definitions
       location_name: replay_pipeline
       working_directory: {home}
 """

@@ -66,7 +66,7 @@ def look(
     have done, pairs to mark, the dataset, and the training. The page is redacted, and works from
     disk.
     """
-    from replay_pipeline.pages.look import Days
+    from replay_pipeline.stages.pages.look import Days
 
     days = Days(
         timezone=timezone,
@@ -81,7 +81,7 @@ def look(
             place = to or page_of(work.settings).parent
             overview = write_page_of(work, place, days=days)
         else:
-            from replay_pipeline.pages import look as look_at
+            from replay_pipeline.stages.pages import look as look_at
 
             place = to or Path("look")
             overview = look_at(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from replay_pipeline.pages import Contents, portion, read_marks, write_page
+from replay_pipeline.stages.pages import Contents, portion, read_marks, write_page
 
 ATTACK = (
     "</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>"

@@ -92,7 +92,7 @@ def test_every_direct_dependency_has_its_line():
 def test_the_libraries_of_the_page_are_the_listed_ones():
     listed = json.loads((REPO / "deploy" / "vendored.json").read_text("utf-8"))
     files = {each["properties"][0]["value"]: each["hashes"][0]["content"] for each in listed}
-    found = (REPO / "replay_pipeline" / "pages" / "web").glob("*.min.js")
+    found = (REPO / "replay_pipeline" / "stages" / "pages" / "web").glob("*.min.js")
     assert files == {
         str(path.relative_to(REPO)): sha256(path.read_bytes()).hexdigest() for path in found
     }

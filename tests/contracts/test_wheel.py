@@ -12,7 +12,7 @@ from trainer import diloco
 STARTED = (
     "replay_pipeline",
     "replay_pipeline.cli.__main__",
-    "replay_pipeline.definitions",
+    "replay_pipeline.assets.definitions",
     "replay_pipeline.stages.work.replay_train",
     "trainer",
     "trainer.__main__",
@@ -39,7 +39,7 @@ def test_every_module_of_the_wheel_is_one_that_a_user_can_reach():
     reached: set[str] = set()
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     points = [p for group in project["project"]["entry-points"].values() for p in group.values()]
-    later = {*trainer._HOMES.values(), *(f"trainer.outer.{one}" for one in diloco._HOMES.values())}
+    later = {*trainer._HOMES.values(), *(f"trainer.diloco.{one}" for one in diloco._HOMES.values())}
     points += [*later, *command.COMMANDS.values()]
     for start in (*STARTED, *LOADED_BY_NAME, *(point.partition(":")[0] for point in points)):
         reached |= {start} | graph.find_upstream_modules(start)

@@ -11,7 +11,7 @@ from tests.trainer.families import save_family
 from tests.trainer.published import CARD
 from trainer.data.rendering import RENDERING_FILE
 from trainer.engines.settings_file import read_settings
-from trainer.trl.run import run
+from trainer.engines.trl.run import run
 
 FAMILIES = tuple(name for name in NATIVE if name != "muse_glimmer")
 """Transformers has no causal LM of that one's."""

@@ -26,7 +26,7 @@ def materialize(
         forked(
             [
                 *(BIN / "python", "-m", "dagster", "asset", "materialize"),
-                *("-m", "replay_pipeline.definitions", "--select", asset),
+                *("-m", "replay_pipeline.assets.definitions", "--select", asset),
                 *(("--partition", batch) if batch else ()),
             ],
             children=forked_python(),

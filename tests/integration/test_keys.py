@@ -177,7 +177,7 @@ def test_a_whole_run_leaves_no_key_in_anything_that_it_leaves(world):
     run([*CLI, "ui", "--no-serve"], environment)
     batch = next((root / "states").iterdir()).name.removeprefix("trace_batch=")
     assets = "trace_states,teacher_actions,dpo_pairs,normalized_pairs"
-    dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.definitions"]
+    dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.assets.definitions"]
     shown["dagster"] = run([*dagster, "--select", assets, "--partition", batch], environment)
     shown["publish"] = run([*dagster, "--select", "published_dataset"], environment)
     shown["look"] = run([*CLI, "look"], environment)
@@ -203,7 +203,7 @@ def test_a_run_that_fails_leaves_no_key_in_its_error(world):
     prepare_home(root)
     run([*CLI, "ui", "--no-serve"], environment)
     batch = next((root / "states").iterdir()).name.removeprefix("trace_batch=")
-    dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.definitions"]
+    dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.assets.definitions"]
     shown = {
         "cli": run([*CLI, "-v", "replay", "--yes"], environment, expected=1),
         "dagster": run(
@@ -248,7 +248,14 @@ def test_a_webhook_is_told_of_a_failure_without_the_keys_that_are_in_its_error(w
         from replay_pipeline.assets.instance import prepare_home
 
         prepare_home(root)
-        dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.definitions"]
+        dagster = [
+            "-m",
+            "dagster",
+            "asset",
+            "materialize",
+            "-m",
+            "replay_pipeline.assets.definitions",
+        ]
         failed = run([*dagster, "--select", "trained_model"], environment, expected=1)
         assert all(key.encode() in failed for key in KEYS.values()), "as the trainer says it"
         told = run(["-c", TELL], environment)

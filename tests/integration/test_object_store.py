@@ -17,7 +17,7 @@ from replay_pipeline.storage.store import as_path, files_below
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import PROJECT, run_batches, settings_at
 from tests.support.forked import BIN, forked, forked_python
-from tests.trainer.outer.s3_server import MotoServer
+from tests.trainer.diloco.s3_server import MotoServer
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,10 +16,10 @@ from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.records import sync
 from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.assets.resources import PipelineResource
-from replay_pipeline.pages.pairs import FORMAT
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.budget.spending import stale_work
+from replay_pipeline.stages.pages.pairs import FORMAT
 from replay_pipeline.stages.staleness import declared
 from replay_pipeline.types import SAMPLE_TEACHERS, TeacherSpec
 from tests.integration.processes import instance_of

@@ -15,7 +15,7 @@ from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import run_batches, settings_at
 from tests.support.forked import BIN, forked
-from tests.trainer.outer.s3_server import HostileNetwork, MotoServer
+from tests.trainer.diloco.s3_server import HostileNetwork, MotoServer
 
 pytestmark = pytest.mark.slow
 

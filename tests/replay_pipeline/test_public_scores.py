@@ -1,6 +1,6 @@
 """What public scores say of teachers beside the agent."""
 
-from replay_pipeline.pages.public_scores import public_scores, words_of_scores
+from replay_pipeline.stages.pages.public_scores import public_scores, words_of_scores
 
 
 def test_before_anybody_was_asked_public_scores_say_who_is_weaker():

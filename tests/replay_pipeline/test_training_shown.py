@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from replay_pipeline.pages.training import examples, training_shown
+from replay_pipeline.stages.pages.training import examples, training_shown
 
 REPORT = {"steps": 2, "pairs": 3, "loss_first": 1.0, "loss_last": 0.5}
 RATES = {"consensus_rate_before": 0.75, "consensus_rate_after": 0.5}

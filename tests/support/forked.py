@@ -47,13 +47,13 @@ LOADED = {
     "trainer": (
         "accelerate",
         "datasets",
-        "trainer.trl.run",
+        "trainer.engines.trl.run",
         "transformers.models.qwen2.modeling_qwen2",
     ),
     "pipeline": (
         "dagster._cli",
         "httpx",
-        "replay_pipeline.definitions",
+        "replay_pipeline.assets.definitions",
         "replay_pipeline.publish",
         "replay_pipeline.replay",
         "replay_pipeline.stages.views.doctor",

@@ -155,9 +155,7 @@ def _command(form: str, port: int) -> list[str]:
                 f"cd . && exec {' '.join(night)} >> night.log 2>&1",
             ]
         case "compose entry point":
-            served = (
-                f"exec {dagster} api grpc -h 127.0.0.1 -p {port} -m replay_pipeline.definitions"
-            )
+            served = f"exec {dagster} api grpc -h 127.0.0.1 -p {port} -m replay_pipeline.assets.definitions"
             return [*supervised, "sh", "-c", f"{program} ui --no-serve --runs-are-here && {served}"]
         case _:
             return [*supervised, *night]

@@ -39,7 +39,7 @@ def one_thread():
 def composer(tmp_path, model, tokenizer):
     """A function that builds a trainer; settings are fields of `ComposerConfig`."""
     from tests.trainer.training import make_trainer
-    from trainer.trl.run import without_upstream_warnings
+    from trainer.engines.trl.run import without_upstream_warnings
 
     with without_upstream_warnings():
         yield lambda **settings: make_trainer(

@@ -6,7 +6,7 @@ import math
 import pytest
 from safetensors import safe_open
 
-from replay_pipeline.pages.training import sentences_of
+from replay_pipeline.stages.pages.training import sentences_of
 from trainer.__main__ import main, read_config, report_words
 from trainer.errors import TrainerConfigError
 

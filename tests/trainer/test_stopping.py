@@ -11,15 +11,15 @@ import pytest
 from tests.support.forked import fork_of
 from tests.trainer.programs import Program
 from trainer.data.evaluation import EvaluationOptions
-from trainer.errors import TrainerConfigError
-from trainer.settings import RunConfig, TinyOptions
-from trainer.trl.checkpoints import (
+from trainer.engines.trl.checkpoints import (
     checkpoint_to_resume,
     is_finished,
     mark_finished,
     stamp_of,
     write_stamp,
 )
+from trainer.errors import TrainerConfigError
+from trainer.settings import RunConfig, TinyOptions
 
 N_STEPS = 16
 

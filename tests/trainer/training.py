@@ -53,7 +53,7 @@ PLAIN: dict = {
 
 def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, kept=(), **settings):
     """A three-channel trainer on recorded rollouts of the invented sessions."""
-    from trainer.trl import ComposerConfig, ComposerReplicationTrainer
+    from trainer.engines.trl import ComposerConfig, ComposerReplicationTrainer
 
     rows = rows_of(3) if rows is None else rows
     args = ComposerConfig(output_dir=str(output), **(PLAIN | settings))

@@ -51,8 +51,8 @@ def read_settings(values: Mapping[str, Any], engine: str = "trl") -> RunConfig:
     told = without_engines(values)
     if engine in HOSTS_OF_TRL:
         # TRL's own fields are known only where it is installed.
-        from trainer.outer.callback import OuterOptions  # noqa: PLC0415
-        from trainer.trl.config import ComposerConfig  # noqa: PLC0415
+        from trainer.diloco.callback import OuterOptions  # noqa: PLC0415
+        from trainer.engines.trl.config import ComposerConfig  # noqa: PLC0415
 
         section: type = ComposerConfig
         section_of(OuterOptions, told.get("outer_options"), "outer_options.")

@@ -9,8 +9,6 @@ from typing import Any
 from replay_pipeline.errors import ConfigError, PriceError
 from replay_pipeline.judge.precision import FEWEST_CHECKED
 from replay_pipeline.judge.strengths import strengths
-from replay_pipeline.pages.costs import list_price_usd
-from replay_pipeline.pages.public_scores import words_of_scores
 from replay_pipeline.replay import (
     Estimate,
     check_teachers,
@@ -22,6 +20,8 @@ from replay_pipeline.settings import teacher_key
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.budget.sharing import left_of_night, shares_by_batch
 from replay_pipeline.stages.engine import do, is_due
+from replay_pipeline.stages.pages.costs import list_price_usd
+from replay_pipeline.stages.pages.public_scores import words_of_scores
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.replay import (

@@ -21,10 +21,10 @@ from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.actions.votes import read_answer
 from replay_pipeline.errors import ConfigError, PriceError
 from replay_pipeline.judge.verdict import MARGIN, USUAL, Scored, judged, verdict
-from replay_pipeline.pages.costs import turn_usd
-from replay_pipeline.pages.public_scores import words_of_scores
 from replay_pipeline.replay import Estimate, estimate, openrouter_name, replay_in_thread
 from replay_pipeline.replay.dialects.replies import MALFORMED
+from replay_pipeline.stages.pages.costs import turn_usd
+from replay_pipeline.stages.pages.public_scores import words_of_scores
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.replay import accounts, who_answers_looks

@@ -7,7 +7,9 @@ from typing import Any
 
 from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.judge.precision import draw_next
-from replay_pipeline.pages import (
+from replay_pipeline.replay.ask.rows import teacher_actions_from_table
+from replay_pipeline.settings import Settings
+from replay_pipeline.stages.pages import (
     Comparison,
     Contents,
     in_portions,
@@ -15,12 +17,10 @@ from replay_pipeline.pages import (
     portion,
     write_page,
 )
-from replay_pipeline.pages.costs import Row
-from replay_pipeline.pages.look import ALL_DAYS, Days, SessionRows
-from replay_pipeline.pages.overview import SessionTotals, results_by_model
-from replay_pipeline.pages.training import training_shown
-from replay_pipeline.replay.ask.rows import teacher_actions_from_table
-from replay_pipeline.settings import Settings
+from replay_pipeline.stages.pages.costs import Row
+from replay_pipeline.stages.pages.look import ALL_DAYS, Days, SessionRows
+from replay_pipeline.stages.pages.overview import SessionTotals, results_by_model
+from replay_pipeline.stages.pages.training import training_shown
 from replay_pipeline.stages.project import Project, paired
 from replay_pipeline.stages.receipts import ALL, added
 from replay_pipeline.storage.store import names_of_json, read_files

@@ -124,8 +124,8 @@ def scripted(trainer_class, monkeypatch) -> list[str]:
 
 def test_trl_trains_on_tool_calls_with_all_three_channels(server, dataset, tmp_path, monkeypatch):
     from trainer.engines.settings_file import read_settings
-    from trainer.trl.run import RunParts, run
-    from trainer.trl.trainer import ComposerReplicationTrainer
+    from trainer.engines.trl.run import RunParts, run
+    from trainer.engines.trl.trainer import ComposerReplicationTrainer
 
     prompts = scripted(ComposerReplicationTrainer, monkeypatch)
     factory, outcomes = environment_factory(server, name="TraceReplay")

@@ -18,7 +18,7 @@ def test_dagster_finds_our_code_where_only_the_search_path_names_it(tmp_path, mo
         "from dagster._core.code_pointer import load_python_module as load; print(load({!r}, {!r}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", load.format("replay_pipeline.definitions", str(tmp_path))],
+        [sys.executable, "-c", load.format("replay_pipeline.assets.definitions", str(tmp_path))],
         env=environment,
         capture_output=True,
         text=True,

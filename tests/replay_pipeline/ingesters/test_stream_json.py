@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from replay_pipeline.ingesters import ingest
-from replay_pipeline.pages.compare import Comparison
-from replay_pipeline.pages.overview import SessionTotals
+from replay_pipeline.stages.pages.compare import Comparison
+from replay_pipeline.stages.pages.overview import SessionTotals
 from replay_pipeline.types import TeacherAction
 from tests.replay_pipeline.ingesters.logs import shape, states_of, tool_use
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from replay_pipeline.pages.pairs import FORMAT
 from replay_pipeline.stages.budget.spending import estimate_replay
+from replay_pipeline.stages.pages.pairs import FORMAT
 from replay_pipeline.stages.views.page import compare, contents_of
 from tests.roots import pipeline_at, sample_root
 

@@ -19,7 +19,7 @@ from replay_pipeline.storage.store import (
 )
 from replay_pipeline.storage.tables import DataRoot, table_of
 from tests.full_tables import full_table
-from tests.trainer.outer.bucket_servers import GoogleStorage
+from tests.trainer.diloco.bucket_servers import GoogleStorage
 
 
 @pytest.fixture

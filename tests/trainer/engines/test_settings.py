@@ -19,7 +19,7 @@ def settings_file(**trl) -> dict:
 
 
 def test_shared_fields_have_the_trl_trainers_names_and_defaults():
-    from trainer.trl.config import ComposerConfig
+    from trainer.engines.trl.config import ComposerConfig
 
     theirs = {entry.name: entry.default for entry in fields(ComposerConfig)}
     assert {entry.name for entry in fields(SharedSettings)} <= set(theirs)
@@ -65,7 +65,7 @@ def test_adapters_may_stand_beside_weights_in_bfloat16_and_other_engines_have_ma
 
 
 def test_a_compiled_model_is_refused_before_anything_is_loaded(tmp_path):
-    from trainer.trl.run import run
+    from trainer.engines.trl.run import run
 
     values = settings_file(torch_compile=True) | {"output": str(tmp_path / "out")}
     with pytest.raises(TrainerConfigError, match="torch_compile: the lengths of packed trees"):

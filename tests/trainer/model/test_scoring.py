@@ -7,10 +7,10 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForC
 
 from tests.trainer.published import rows_of
 from trainer.data.collator import ComposerDataCollator
+from trainer.engines.trl.run import run
 from trainer.losses.compose import pair_logps, response_token_logps
 from trainer.model import scoring
 from trainer.settings import RunConfig, TinyOptions
-from trainer.trl.run import run
 
 SIZES = {
     "hidden_size": 32,

@@ -18,6 +18,7 @@ from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionErr
 from monarch.actor import Actor, ActorError, ProcMesh, endpoint, this_host
 from monarch.spmd import SPMDActor
 
+from trainer.diloco.environment import ReplicaPlace
 from trainer.engines.monarch.placement import (
     Placement,
     RestartBudget,
@@ -26,7 +27,6 @@ from trainer.engines.monarch.placement import (
 )
 from trainer.engines.settings_file import read_settings
 from trainer.errors import ReplicaFailedError, TrainerError
-from trainer.outer.environment import ReplicaPlace
 from trainer.settings import section_of, without_engines
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class TrainerActor(Actor):
     def train(self, resume_from: str | None) -> RankOutcome:
         """Run to the end. A wrong setting or dataset is an outcome, and any other error raises."""
         # TRL takes seconds to load, and the controller does without.
-        from trainer.trl.run import RunParts, run  # noqa: PLC0415
+        from trainer.engines.trl.run import RunParts, run  # noqa: PLC0415
 
         if self.values.get("model") is None:
             torch.set_num_threads(1)  # the products of a tiny model only lose by sharing
