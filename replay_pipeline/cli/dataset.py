@@ -108,10 +108,8 @@ def retract(
     """
     changes = {} if repo is None else {"publish": {"repo_id": repo}}
     work = open_pipeline(settings, data, changes=changes)
-    if not session and not batch:
-        raise ConfigError("nothing to retract: name a session or a batch (--session, --batch)")
-    named = f"{len(session or ())} sessions and {len(batch or ())} batches"
-    if not yes:
+    if (session or batch) and not yes:
+        named = f"{len(session or ())} sessions and {len(batch or ())} batches"
         if not sys.stdin.isatty():
             raise ConfigError(f"retracting {named} can't be undone: pass --yes to confirm")
         if not typer.confirm(f"Take {named} out of {work.settings.dataset_dir()} for good?"):

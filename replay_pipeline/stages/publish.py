@@ -234,7 +234,7 @@ def retract_rows(
 
     place = project.settings.dataset_dir()
     if not (session_ids or batches):
-        raise ConfigError("nothing to retract: name a session or a batch")
+        raise ConfigError("nothing to retract: name a session or a batch (--session, --batch)")
     if not place.exists():
         raise ConfigError(f"{place}: no dataset yet, so there is nothing to retract")
     with to_be_published(place, dataset_copy(project)) as folder:

@@ -24,4 +24,4 @@ def test_dagster_finds_our_code_where_only_the_search_path_names_it(tmp_path, mo
         text=True,
         timeout=200,
     )
-    assert str(package / "definitions.py") in done.stdout, done.stderr
+    assert str(package / "assets/definitions.py") in done.stdout, done.stderr
