@@ -3,8 +3,11 @@
 import base64
 
 import pytest
+from kingfisher_sdk import Rules
 
 from replay_pipeline.redaction.scanning import (
+    AWS_SESSION_TOKEN,
+    OF_NAMED_FILES,
     Suspect,
     people_in,
     secrets_by_kingfisher,
@@ -58,6 +61,17 @@ def test_what_reaches_into_the_next_text_makes_both_suspect():
 )
 def test_the_scanner_tells_characters_and_kinds(text: str, hits: list[tuple[int, int, str]]):
     assert secrets_by_kingfisher(text) == [SecretHit(*hit) for hit in hits]
+
+
+def test_rules_that_are_left_out_ask_for_a_file_and_the_replaced_one_is_kingfishers():
+    rules = Rules()
+    assert all(rules.detail(name)["path"] for name in OF_NAMED_FILES)
+    kingfishers = rules.detail(AWS_SESSION_TOKEN["id"])
+    assert kingfishers["pattern"].replace("{16,2048}", "{16,}") == AWS_SESSION_TOKEN["pattern"]
+    for ours, its in zip(
+        AWS_SESSION_TOKEN["depends_on_rule"], kingfishers["depends_on_rule"], strict=True
+    ):
+        assert its == {**ours, "optional": False}
 
 
 def test_every_text_begins_a_line():
