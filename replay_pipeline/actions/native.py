@@ -138,7 +138,11 @@ class NativeForm:
         return "\\" if 2 * sum("\\" in path for path in shown) >= len(shown) else "/"
 
     def _wants_absolute(self, tool: str, key: str) -> bool:
-        """Return whether the tool says so; else whether the session mostly writes its paths so."""
+        """Return whether the tool says so; else whether the session mostly writes its paths so.
+
+        Where neither tells, a path is written in full if the prompt shows the folder: nobody could
+        write a folder that isn't there to read.
+        """
         schema = (self._schemas.get(tool, {}).get("properties") or {}).get(key) or {}
         told = str(schema.get("description") or "")
         if _EITHER.search(told) is None and (
@@ -154,8 +158,9 @@ class NativeForm:
                 for given in self._calls_of(other)
                 if _is_path(given.get(name))
             ]
-        n_absolute = sum(map(is_absolute, written))
-        return 2 * n_absolute >= len(written)
+        if not written:
+            return any(str(self._cwd) in str(m.get("content") or "") for m in self._messages)
+        return 2 * sum(map(is_absolute, written)) >= len(written)
 
     def _is_usual(self, tool: str, key: str) -> bool:
         """Return whether most calls of the history have the argument."""

@@ -66,12 +66,19 @@ def native(message, history=(), tools=TOOLS, cwd=CWD):
         ("", f"{CWD}/cart.py"),
     ],
 )
-def test_a_path_is_written_as_the_schema_says(told, path):
+def test_a_path_is_written_as_the_schema_says_in_full_if_the_prompt_shows_the_folder(told, path):
     offered = [tool("Read", ["file_path"], file_path={"type": "string", "description": told})]
-    form = NativeForm([], offered, CWD)
+    form = NativeForm([{"role": "user", "content": f"You are in {CWD}."}], offered, CWD)
     action = canonical_action(says("Read", file_path="cart.py"), cwd=CWD)
     [call] = form.message(action)["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"file_path": path}
+
+
+def test_a_path_below_a_folder_that_the_prompt_does_not_show_is_relative():
+    offered = [tool("Read", ["file_path"], file_path=TEXT)]
+    asked = [{"role": "user", "content": "Open the cart."}]
+    for spelled in ("cart.py", f"{CWD}/cart.py"):
+        assert native(says("Read", file_path=spelled), asked, offered) == '{"file_path":"cart.py"}'
 
 
 def test_a_path_is_absolute_where_the_tool_wants_it():
