@@ -100,14 +100,18 @@ pytestmark = [
 ]
 
 
-def test_kto_trainer_trains_on_positives(load, model, tokenizer, tmp_path):
+@pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
+@pytest.mark.parametrize("config", ["positives", "pairs"])
+def test_kto_trainer_trains_on_lessons_and_on_each_side_of_pairs(
+    config, loss_type, load, model, tokenizer, tmp_path
+):
     from trl.trainer.kto_config import KTOConfig
     from trl.trainer.kto_trainer import KTOTrainer
 
     trainer = KTOTrainer(
         model,
-        args=KTOConfig(**options(tmp_path), max_length=None),
-        train_dataset=load("positives"),
+        args=KTOConfig(**options(tmp_path), loss_type=loss_type, max_length=None),
+        train_dataset=load(config),
         processing_class=tokenizer,
     )
     assert trainer.train().training_loss > 0
