@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, as one command: tests, a training run, the benchmarks; one JSON.
 #
-#   benchmarks/gpu.sh                 # <= 10 minutes on one GPU; writes benchmarks/results/gpu.json
+#   benchmarks/gpu.sh                 # <= 12 minutes on one GPU; writes benchmarks/results/gpu.json
 #   GPU_MODEL=FOLDER benchmarks/gpu.sh  # a model for trainer/gpu.yaml; else that of `make real-model`
 #   benchmarks/gpu.sh --dry           # all steps on the CPU, in small shapes
 #   benchmarks/gpu.sh --fetch WHEELS  # where there is a network: the wheels to carry (about 4 MiB)

@@ -53,10 +53,14 @@ FULL = {
     "n_layers": 4,
 }
 SMALL = FULL | {"n_states": 4, "n_prompt": 64, "n_result": 32, "vocab": 512, "hidden": 64}
-SHAPES = {  # Qwen2.5-0.5B and Qwen3-8B, as their configurations say, and traces of 16k tokens
+SHAPES = {  # Qwen2.5-0.5B, Qwen3-1.7B and Qwen3-8B, as their configurations say, and traces of 16k tokens
     "0.5B": FULL
     | {"n_prompt": 4096, "n_action": 64, "n_result": 640, "vocab": 151_936}
     | {"hidden": 896, "n_layers": 24, "intermediate": 4864},
+    "1.7B": FULL
+    | {"n_prompt": 4096, "n_action": 64, "n_result": 640, "vocab": 151_936}
+    | {"hidden": 2048, "n_layers": 28, "intermediate": 6144, "n_heads": 16, "n_kv_heads": 8}
+    | {"checkpointing": True},
     "8B-LoRA": FULL
     | {"n_states": 6, "n_prompt": 10_240, "n_action": 64, "n_result": 896, "vocab": 151_936}
     | {"hidden": 4096, "n_layers": 36, "intermediate": 12_288, "n_heads": 32, "n_kv_heads": 8}

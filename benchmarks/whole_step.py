@@ -1,8 +1,9 @@
-"""A step of the policy and the preference loss, by the trainer and by TRL's two trainers for them.
+"""A step of the trainer, and the same step by TRL's trainers.
 
     python benchmarks/whole_step.py --small                        # seconds
     python benchmarks/whole_step.py --device cuda --shape 0.5B     # prompts of 16k tokens, bfloat16
     python benchmarks/whole_step.py --device cuda --shape 8B-LoRA --json FILE
+    python benchmarks/whole_step.py --imitation --device cuda --shape 1.7B
 
 Invented sessions; the rollouts and the pairs are those that the trainer draws for the first steps of
 a run, and the learning rate is 0, so that losses can be compared. Each variant has a fresh process,
@@ -12,6 +13,9 @@ and its figure is the fastest of its steps but the first:
 - `trl_N`: `trl.GRPOTrainer` on the rollouts and then `trl.DPOTrainer` on the pairs, N of them a
   micro-batch, with the reference's log-probabilities taken before, as the trainer does
 - `trl_N_liger`: the same with Liger's fused losses
+
+With `--imitation`, the step is that of `trainer/gpu.yaml`, the cross-entropy of the actions that
+teachers agree on, and `trl_N` is `trl.SFTTrainer` without padding, on the same rows.
 """
 
 import argparse
@@ -38,6 +42,7 @@ from benchmarks.trl_pairs import run_trl  # noqa: E402
 
 N_STEPS = 3
 SETTINGS = {"alpha_sdpo": 0.0, "beta_replay": 1.0, "max_steps": N_STEPS + 1}
+IMITATION = SETTINGS | {"objective": "sft", "beta_replay": 0.0}
 LONG = {"max_prompt_tokens": 16_384, "max_packed_tokens": 32_768, "render_tools": False}
 SHORT = {"max_prompt_tokens": 256, "render_tools": False}
 LIGER = "_liger"
@@ -58,6 +63,11 @@ def drawn(trainer: Any) -> tuple[list[int], list[list[dict[str, Any]]]]:
 
 
 def run_ours(sizes: dict[str, Any]) -> dict[str, Any]:
+    if sizes["imitates"]:
+        trainer = make_trainer(sizes, IMITATION)
+        taken_s = train(trainer, sizes["device"])
+        loss = trainer.state.log_history[0]["policy/loss"]
+        return {"seconds": min(taken_s[1:]), "policy_loss": loss}
     trainer = make_trainer(sizes, SETTINGS)
     rows, _ = drawn(trainer)
     trainer._get_train_sampler = lambda _dataset=None: rows
@@ -75,8 +85,10 @@ def run_peer(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
     """The same rollouts and pairs through TRL's trainers, one after the other."""
     options = {"use_liger_kernel": True} if variant.endswith(LIGER) else {}
     n = int(variant.removesuffix(LIGER).removeprefix("trl_"))
-    # Its ids are those of any model: a small one makes them.
-    small = SMALL_MODEL | {name: sizes[name] for name in ("folder", "scratch", "settings")}
+    # Its ids are those of any model with this vocabulary: a small one makes them.
+    small = SMALL_MODEL | {name: sizes[name] for name in ("folder", "scratch", "settings", "vocab")}
+    if sizes["imitates"]:
+        return run_imitation(make_trainer(small, IMITATION), n, sizes, options)
     ours = make_trainer(small, SETTINGS)
     _, groups = drawn(ours)
     n_pairs = ours.composer.pairs_per_step
@@ -106,6 +118,53 @@ def run_peer(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
         "policy_seconds": policy["seconds"],
         "policy_loss": policy["loss"],
     }
+
+
+def run_imitation(
+    ours: Any, n: int, sizes: dict[str, Any], options: dict[str, Any]
+) -> dict[str, Any]:
+    """TRL's fine-tuning without padding on the actions of the first step of ours."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    from trainer.trl.run import without_upstream_warnings
+
+    batch = ours.collator.pairs([ours.pairs[i] for i in ours.pair_channel.sampler.step(0)])
+    names = ("input_ids", "response_mask", "attention_mask")
+    columns = [batch[f"dpo_chosen_{name}"].tolist() for name in names]
+    rows = [
+        {"input_ids": ids[: sum(seen)], "completion_mask": asked[: sum(seen)]}
+        for ids, asked, seen in zip(*columns, strict=True)
+    ]
+    with tempfile.TemporaryDirectory() as folder, without_upstream_warnings():
+        config = SFTConfig(
+            output_dir=folder,
+            per_device_train_batch_size=n,
+            gradient_accumulation_steps=len(rows) // n,
+            padding_free=True,
+            max_length=None,
+            completion_only_loss=True,
+            learning_rate=0.0,
+            max_steps=N_STEPS + 1,
+            gradient_checkpointing=sizes.get("checkpointing", False),
+            use_cpu=sizes["device"] == "cpu",
+            bf16=False,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            **options,
+        )
+        trainer = SFTTrainer(
+            make_model(sizes),
+            config,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=ours.processing_class,
+        )
+        taken_s = train(trainer, sizes["device"])
+    n_tokens = sum(len(row["input_ids"]) for row in rows)
+    loss = trainer.state.log_history[0]["loss"]
+    return {"seconds": min(taken_s[1:]), "policy_loss": loss, "n_tokens": n_tokens}
 
 
 def run_policy(
@@ -183,6 +242,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="short sessions, a tiny model")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--shape", choices=list(SHAPES), default="0.5B")
+    parser.add_argument("--imitation", action="store_true", help="the step of trainer/gpu.yaml")
     args = arguments_of(parser, measure)
     from tests.trainer.published import write_dataset
 
@@ -197,17 +257,21 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         sizes |= {"folder": str(write_dataset(Path(folder), n_sessions=15, **long))}
+        sizes |= {"imitates": args.imitation}
         for variant in ["ours", *peers]:
             rows.append(row := measure_fresh(__file__, variant, sizes))
             print(f"  {variant:12} {row['seconds']:9.3f} {SECONDS[sizes['device']]}", flush=True)
     best = min(row["seconds"] for row in rows[1:])
+    for row in rows:
+        if args.imitation:
+            row["tokens_a_second"] = round(rows[1]["n_tokens"] / row["seconds"])
     report = {
-        "benchmark": "whole_step",
+        "benchmark": "imitation" if args.imitation else "whole_step",
         "machine": machine_of(sizes["device"]),
         "best_of_trl_over_ours": best / rows[0]["seconds"],
         "rows": rows,
     }
-    print(f"  TRL's two trainers take {report['best_of_trl_over_ours']:.2f} times as long")
+    print(f"  TRL takes {report['best_of_trl_over_ours']:.2f} times as long")
     if args.json:
         args.json.write_text(json.dumps(report, indent=2) + "\n")
 
