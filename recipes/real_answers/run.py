@@ -50,6 +50,8 @@ PLAN = tomllib.loads((HERE / "plan.toml").read_text("utf-8"))
 WEIGHTS = HERE.parents[1] / "build/real-model/smollm2-135m-instruct"
 N_BOOT = 4000
 ROWS_A_STEP = 4
+LEAST_BETTER = 0.05
+"""By so much must what is imitated be right more often than the agent's own answers."""
 MOST_WRITTEN = 192
 """Tokens of an answer."""
 Labels = dict[str, dict[str, Any]]
@@ -197,6 +199,11 @@ class Buying:
             path.write_text(learned_from(draws, answers.folder.name, n_again=1), "utf-8")
         return path
 
+    @property
+    def dataset(self) -> Path:
+        """Return what the product published."""
+        return self.folder / "shipped" / "data" / "dataset"
+
     @cached_property
     def bought(self) -> dict[str, Any]:
         """Return what the first teacher costs at all questions, and what the product buys for the same dollars."""
@@ -258,8 +265,8 @@ class Buying:
         check, agent = self.world.check, self.labels("agent")
         spent, all_right = ledger_status(data / "ledger.sqlite"), 0
         found: dict[str, Any] = {"calls": sum(spent.calls.values())}
-        lessons = rows_of(data / "dataset" / "data" / "positives")
-        pairs = rows_of(data / "dataset" / "data" / "pairs")
+        lessons = rows_of(self.dataset / "data" / "positives")
+        pairs = rows_of(self.dataset / "data" / "pairs")
         for kind in ("agreement", "lesson", "pair"):
             side, claim = ("chosen", "p_better") if kind == "pair" else ("completion", "p_chosen_right")  # fmt: skip
             some = pairs if kind == "pair" else [row for row in lessons if row["kind"] == kind]
@@ -280,6 +287,16 @@ class Buying:
             return {key: world.perfect(key) for key in self.keys}
         if whose == "coin":
             return world.coins(self.keys)
+        if whose == "foreign":
+            others = [*self.keys[1:], *self.keys[:1]]
+            return {key: world.perfect(other) for key, other in zip(self.keys, others, strict=True)}
+        if whose == "published":
+            folder = self.dataset / "data"
+            return {
+                row["session_id"]: row[side][0]
+                for name, side in (("positives", "completion"), ("pairs", "chosen"))
+                for row in rows_of(folder / name)
+            }
         said = world.answers.of(self.agent if whose == "agent" else first)
         return {
             key: message_of(said[key])
@@ -337,11 +354,12 @@ class Arms:
         return Path(kept(folder / "form.json", make))
 
     def train(
-        self, model: Path, data: Path, out: Path, n_rows: int, epochs: float, seed: int
-    ) -> Path:
-        """Train so many epochs by `replay-train`; give the checkpoint."""
+        self, model: Path, data: Path, out: Path, n_rows: int, epochs: float, seed: int,
+        more: Mapping[str, Any] | None = None,
+    ) -> Path:  # fmt: skip
+        """Train so many epochs by `replay-train`, with `more` settings; give the checkpoint."""
         values = {"model": model, "dataset": data, "output": out, "trl.seed": seed,
-                  "trl.max_steps": math.ceil(epochs * n_rows / ROWS_A_STEP)}  # fmt: skip
+                  "trl.max_steps": math.ceil(epochs * n_rows / ROWS_A_STEP)} | (more or {})  # fmt: skip
         sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
         command(sys.executable, "-m", "trainer", "--config", HERE / "train.yaml", *sets, log=out.with_suffix(".log"))  # fmt: skip
         return out / "checkpoint"
@@ -367,25 +385,27 @@ class Arms:
         folder = self.world.out / "arms" / name
 
         def make() -> dict[str, Any]:
-            model, n_rows, trainee = self.trainee(), 0, self.trainee()
-            if "labels" in arm:
-                if arm["labels"] == "published":
-                    data = buying.folder / "shipped" / "data" / "dataset"
-                    n_rows = sum(
-                        len(rows_of(data / "data" / name)) for name in ("pairs", "positives")
-                    )
-                else:
-                    labels = buying.labels(arm["labels"])
-                    data, n_rows = (
-                        write_dataset(folder / "dataset", self.world, labels),
-                        len(labels),
-                    )
-                model = self.train(trainee, data, folder / "out", n_rows, self.world.size["epochs"], seed)  # fmt: skip
+            world, model = self.world, self.trainee()
+            labels = buying.labels(arm["labels"]) if "labels" in arm else {}
+            agent = buying.labels("agent")
+            if labels:
+                is_published = arm["labels"] == "published"
+                data = (
+                    buying.dataset
+                    if is_published
+                    else write_dataset(folder / "dataset", world, labels)
+                )
+                epochs, more = world.size["epochs"], arm.get("settings")
+                model = self.train(model, data, folder / "out", len(labels), epochs, seed, more)
             said = self.act(model)
             shutil.rmtree(folder, ignore_errors=True)  # what it answered is what counts
-            right = {key: self.world.check(key, message) for key, message in said.items()}
-            called = share(bool(message.get("tool_calls")) for message in said.values())
-            return {"rows": n_rows, "right": right, "calls": called}
+            return {
+                "rows": len(labels),
+                "labels right": share(world.check(key, label) for key, label in labels.items()),
+                "agent right there": share(world.check(key, agent[key]) for key in labels),
+                "right": {key: world.check(key, message) for key, message in said.items()},
+                "calls": share(bool(message.get("tool_calls")) for message in said.values()),
+            }
 
         return kept(folder.with_suffix(".json"), make)
 
@@ -403,19 +423,33 @@ def intervals(arms: Mapping[str, Sequence[Mapping[str, bool]]]) -> dict[str, np.
     return drawn
 
 
+def check(arm: Mapping[str, Any], gain: float) -> list[str]:
+    """Say what is wrong with an arm that gains at least so much over no training."""
+    found = []
+    if not arm["rows"]:
+        found.append("nothing is imitated")
+    elif arm["labels right"] - arm["agent right there"] < LEAST_BETTER:
+        found.append("what is imitated is right no more often than the agent")
+    if gain <= 0:
+        found.append("it answers no better than without training")
+    return found
+
+
 def table_of(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """Return each arm's share of right answers with its interval, and what it is ahead of one teacher."""
     drawn = intervals({name: [each["right"] for each in some] for name, some in arms.items()})
     rows = {}
     for name, some in arms.items():
         ahead = drawn[name] - drawn.get("one teacher", drawn["nothing"])
+        gain = np.quantile(drawn[name] - drawn["nothing"], 0.025)
         by_category: dict[str, list[bool]] = defaultdict(list)
         for each in some:
             for key, is_right in each["right"].items():
                 by_category[bench.category_of(key)].append(is_right)
         rows[name] = {
             "seeds": len(some),
-            "rows": some[0]["rows"],
+            **{key: some[0][key] for key in ("rows", "labels right", "agent right there")},
+            "check": check(some[0], gain),
             "right": share(is_right for each in some for is_right in each["right"].values()),
             "interval": np.quantile(drawn[name], [0.025, 0.975]).round(3).tolist(),
             "ahead of one teacher": np.quantile(ahead, [0.025, 0.5, 0.975]).round(3).tolist(),
@@ -463,7 +497,10 @@ def main() -> None:
             found["sets"][of["name"]]["arms"] = table_of(done)
             (given.folder / "table.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
         for name, row in found["sets"][of["name"]]["arms"].items():
-            print(f"{of['name']:22} {name:28} {row['right']} {row['interval']} {row['rows']} rows")
+            told = "; ".join(row["check"]) or "passes"
+            print(
+                f"{of['name']:22} {name:28} {row['right']} {row['interval']} {row['rows']} rows: {told}"
+            )
 
 
 if __name__ == "__main__":
