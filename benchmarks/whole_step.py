@@ -127,7 +127,7 @@ def run_imitation(
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    from trainer.trl.run import without_upstream_warnings
+    from trainer.engines.trl.run import without_upstream_warnings
 
     batch = ours.collator.pairs([ours.pairs[i] for i in ours.pair_channel.sampler.step(0)])
     names = ("input_ids", "response_mask", "attention_mask")
