@@ -40,7 +40,7 @@ OUTCOMES = {
     "no_consensus": "they do not agree",
     "contested": "two teachers stand against two answers like the student's",
     "deferred": "what they agree on the student does a step or two later",
-    "early_stop": "they end with a text where the student makes sure",
+    "doubtful": "two of three end with a text where the student makes sure",
     "infeasible": "they agree on a change to something that nobody had shown",
     "refusal": "they refuse in the same words",
     "too_few_answers": "only one answer can be used",

@@ -17,7 +17,7 @@ from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.answers import AnswerBook, Case, ExtractOptions, level_of
 from replay_pipeline.judge.belief import LEAST_LESSON, belief, evidence_of, features
 from replay_pipeline.judge.claims import Claims
-from replay_pipeline.judge.judgment import Arbiter, Judgment
+from replay_pipeline.judge.judgment import LESSONS_ALONE, Arbiter, Judgment
 from replay_pipeline.judge.natural import natural_pairs
 from replay_pipeline.judge.records import consensus_pair, natural_pair
 from replay_pipeline.judge.report import PairReport
@@ -157,8 +157,8 @@ class _Extraction:
         self._steps: dict[str, list[_AgentStep]] = {}
         """The recorded actions of each session."""
         self._found: list[_Candidate] = []
-        self._looked: list[_Candidate] = []
-        """What teachers agree on after looks that the agent's prompt lacks: no pairs, but lessons."""
+        self._alone: list[_Candidate] = []
+        """What teachers agree on that makes lessons and no pairs."""
 
     def judge_all(self, states: Iterable[TraceState]) -> list[TraceState]:
         """Judge each state once; returns what natural pairs need of them."""
@@ -187,12 +187,12 @@ class _Extraction:
         evidence = evidence_of(outcome, case.agent.tools, state.get("hint"))
         self.scores.add(case, evidence)
         consensus = judgment.consensus
-        if judgment.outcome not in ("pair", "after_looks") or consensus is None:
+        if judgment.outcome not in ("pair", *LESSONS_ALONE) or consensus is None:
             return
         tools, messages = state.get("tools") or (), state["messages"]
         differs = difference(consensus.action, case.agent, tools, messages)
         at = judgment.standing
-        found = self._found if judgment.outcome == "pair" else self._looked
+        found = self._found if judgment.outcome == "pair" else self._alone
         found.append(
             _Candidate(
                 judgment=judgment,
@@ -311,8 +311,9 @@ class _Extraction:
                 found.row["outcome"] = kind
                 if kind == "lesson" and pair.get("rejected_source") == "recorded":
                     report.add_lesson(found.judgment, pair)
-        for found in self._looked:
+        for found in self._alone:
             right = belief(found.held(agreement=agreement), found.evidence).chosen_right
+            found.row["why"] = found.judgment.outcome
             found.row["outcome"] = "lesson" if right >= LEAST_LESSON else "doubtful"
             if right >= LEAST_LESSON:
                 report.add_lesson(found.judgment, {**found.pair, "p_chosen_right": round(right, 4)})

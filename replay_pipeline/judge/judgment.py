@@ -213,7 +213,8 @@ def _stops(it: Proposal) -> tuple[str, None] | None:
     """One side ends the turn with a text where the other calls a tool.
 
     Both directions count. The prompt doesn't show whether the work is done, and pairs in only one
-    direction would teach the model to stop always or never.
+    direction would teach the model to stop always or never. What teachers agree on is a lesson all
+    the same: without those that stop, a model unlearns to stop.
     """
     if bool(it.chosen.calls) == bool(it.rejected.calls):
         return None
@@ -282,8 +283,10 @@ def _has_other_object(it: Proposal) -> tuple[str, None] | None:
 
 _OF_RECORD = (_is_invalid, _is_one_action, _counts_calls, _refuses, _stops)
 OBJECTIONS: dict[Literal["recorded", "rewind", "rejection"], tuple[Objection, ...]] = {
-    "recorded": (_refuses, _would_fail, _stops, _leaves_calls_out, _is_hindered, _is_disputed),
+    "recorded": (_refuses, _would_fail, _leaves_calls_out, _is_hindered, _is_disputed, _stops),
     "rewind": (*_OF_RECORD, _is_hindered),
     "rejection": (*_OF_RECORD, _has_other_object, _is_hindered),
 }
 """What is heard against a pair, by where its rejected side comes from."""
+LESSONS_ALONE = ("after_looks", "early_stop", "late_stop")
+"""What makes no pair, but a lesson: nothing else speaks against what the teachers agree on."""

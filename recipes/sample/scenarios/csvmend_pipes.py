@@ -111,7 +111,7 @@ def tell() -> Story:
         bash("git diff --name-only|head", "List the changed files"),
         out="src/sniff.rs",
         pair="dq",
-        outcome="early_stop",
+        outcome="doubtful",
         kind="acts-instead-of-answering",
         d="src/sniff.rs",
         q=" src/sniff.rs\n",

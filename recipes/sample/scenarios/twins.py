@@ -457,7 +457,7 @@ def stopped(s: Sitting, _part: str) -> None:
         next(REMARKS),
         bash("git status --short"),
         out="",
-        outcome="early_stop",
+        outcome="doubtful",
         pair="dq",
         d="Done.",
         q="Done.",

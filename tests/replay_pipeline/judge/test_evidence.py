@@ -286,11 +286,11 @@ def test_the_same_words_of_refusal_are_no_pair(words):
     assert judge([state(action=says("Which one?"))], rows)[0] == "refusal"
 
 
-def test_an_end_against_going_on_is_no_pair_either_way():
+def test_an_end_against_going_on_is_a_lesson_and_no_pair_either_way():
     done = answers(qwen=says("Done."), glm=says("Done."))
-    assert judge([state()], done)[0] == "early_stop"
+    assert judge([state()], done) == ("lesson", "early_stop")
     assert judge([state(action=says("Shall I go on?"))], done)[0] == "pair"
-    assert judge([state(action=says("Done!"))], answers(**LS))[0] == "late_stop"
+    assert judge([state(action=says("Done!"))], answers(**LS)) == ("lesson", "late_stop")
 
 
 def test_what_failed_when_the_agent_did_it_is_no_lesson_though_teachers_would_do_it_too():
