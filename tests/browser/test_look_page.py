@@ -250,6 +250,10 @@ def test_what_is_found_is_shown_in_any_script_and_markdown_is_rendered(opened, t
     expect(answer.locator("td").nth(1)).to_have_text("[x](http://a.example)")
     expect(answer).to_contain_text("<img src=x onerror=alert(1)>")
     assert answer.locator("a, img").count() == 0
+    page.get_by_role("link", name="Sessions").last.click()
+    page.locator("#search").fill("")
+    page.locator("td.title a").click()
+    expect(answer.locator("strong")).to_have_text("line 2")  # rendered once it is near the screen
 
 
 def test_the_outline_leads_to_requests_and_a_call_to_its_subagent(opened, logs):

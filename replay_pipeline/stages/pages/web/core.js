@@ -79,7 +79,7 @@ const pieces = (value, needles) => value.split(/(<(?:SECRET:[^<>]{1,60}|EMAIL:[0
 const TAGS = ["p", "strong", "em", "s", "code", "pre", "ul", "ol", "li", "blockquote", "hr", "br", "table", "thead", "tbody", "tr", "th", "td"];
 let renderer;
 
-function markdown(value, needles = []) {
+function rendered(value, needles) {
   if (!renderer) {
     renderer = markdownit({ html: false }).disable(["link", "image", "autolink", "reference"]);
     renderer.renderer.rules.heading_open = () => "<p><strong>"; // the page has headings of its own
@@ -91,7 +91,24 @@ function markdown(value, needles = []) {
   while (texts.nextNode()) found.push(texts.currentNode);
   for (const text of found) text.replaceWith(...pieces(text.data, needles));
   for (const wide of safe.querySelectorAll("pre, table")) wide.tabIndex = 0; // they may scroll
-  return element("div", "markdown", safe);
+  return safe;
+}
+
+// A long session has thousands of texts: each is rendered when it comes near the screen.
+const near = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (!isIntersecting) continue;
+    near.unobserve(target);
+    target.classList.remove("raw");
+    target.replaceChildren(rendered(target.textContent, []));
+  }
+}, { rootMargin: "800px" });
+
+function markdown(value, needles = []) {
+  if (needles.length) return element("div", "markdown", rendered(value, needles));
+  const made = element("div", "markdown raw", value);
+  near.observe(made);
+  return made;
 }
 
 // Libraries are loaded when they are first used.
