@@ -9,14 +9,12 @@ second call goes on from there.
 import argparse
 import json
 import math
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -28,8 +26,10 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "real_model"))
+sys.path.append(str(Path(__file__).parents[1] / "what_a_dollar_buys"))
 
 import asked as bench
+from parts import command, kept
 from weights import fetch
 
 from benchmarks.scored_answers import (
@@ -56,29 +56,6 @@ MOST_WRITTEN = 192
 """Tokens of an answer."""
 Labels = dict[str, dict[str, Any]]
 """What is imitated, by question."""
-
-
-def command(*words: str | Path, log: Path) -> None:
-    """Run a command; what it says goes to a log. Raises SystemExit if it fails."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"$ {' '.join(map(str, words))}\n")
-        file.flush()
-        done = subprocess.run([str(word) for word in words], stdout=file, stderr=file, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{words[1]} {words[2]} ended with {done.returncode}: see {log}")
-
-
-def kept(path: Path, make: Callable[[], Any]) -> Any:
-    """Return the JSON of a part that is whole, or make it and keep it with its CPU seconds."""
-    if not path.exists():
-        before = sum(os.times()[:4])  # of this process, and of those that it waited for
-        found = {"value": make(), "cpu_s": round(sum(os.times()[:4]) - before, 1)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (unfinished := path.with_suffix(".unfinished")).write_text(json.dumps(found), "utf-8")
-        unfinished.rename(path)
-        print(f"{path}: {found['cpu_s']} CPU s", flush=True)
-    return json.loads(path.read_text("utf-8"))["value"]
 
 
 def the_product(table: Path, words: Sequence[str]) -> None:

@@ -7,14 +7,12 @@ Each part is kept in the folder as soon as it is whole, and a second call goes o
 
 import argparse
 import json
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -24,6 +22,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import table
 import torch
+from parts import command, kept
 from tasks import (
     N_STEPS,
     At,
@@ -59,28 +58,6 @@ NEW_TOKENS = 96
 Said = tuple[At, Message]
 Lesson = tuple[list[Message], Message, Message | None]
 """A prompt, the action to take there, and one that is not to be taken."""
-
-
-def command(*words: str | Path, log: Path) -> None:
-    """Run a command of the product; what it says goes to a log. Raises SystemExit if it fails."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"$ {' '.join(map(str, words))}\n")
-        file.flush()
-        done = subprocess.run([str(word) for word in words], stdout=file, stderr=file, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{words[0]} {words[1]} ended with {done.returncode}: see {log}")
-
-
-def kept(path: Path, make: Callable[[], Any]) -> Any:
-    """Return the JSON of a part that is whole, or make it and keep it with its CPU seconds."""
-    if not path.exists():
-        before = sum(os.times()[:4])  # of this process, and of those that it waited for
-        found = {"value": make(), "cpu_s": round(sum(os.times()[:4]) - before, 1)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (unfinished := path.with_suffix(".unfinished")).write_text(json.dumps(found), "utf-8")
-        unfinished.rename(path)
-    return json.loads(path.read_text("utf-8"))["value"]
 
 
 def train(model: Path, dataset: Path, output: Path, settings: Mapping[str, Any]) -> Path:
@@ -472,7 +449,7 @@ def main() -> int:
             "is_quick" in arm or not is_quick
         )  # fmt: skip
         # Further seeds are for the named comparison; the arms of both tables that see the same are one.
-        is_same = by == "steps" and (arm["name"] == "one teacher" or "settings" not in arm)
+        is_same = by == "steps" and table.is_same_by_steps(arm)
         if asked and not is_same and (seed == seeds[0] or "by_seeds" in arm):
             work.arm(regime, arm, seed, by)
             table.write(options.folder)

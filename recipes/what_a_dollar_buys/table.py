@@ -20,6 +20,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 REGISTERED = HERE / "preregistration.toml"
+ARMS = HERE / "arms.toml"
 N_BOOT = 4000
 NAMED = ("as shipped", "one teacher")
 
@@ -128,6 +129,15 @@ def summary(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any
     return found | {"corrected_p": holm(others)}
 
 
+def is_same_by_steps(arm: Mapping[str, Any]) -> bool:
+    """Return whether an arm of `arms.toml` sees the same by epochs and by steps.
+
+    It trains nothing, or it has as many answers as one teacher, by whose epochs all steps are counted.
+    """
+    has_as_many = arm.get("lessons") == "answers" and "rounds" not in arm
+    return arm.get("settings") in (None, "frozen") or (has_as_many and len(arm["teachers"]) == 1)
+
+
 def registered(run: Mapping[str, Any]) -> dict[str, Any]:
     """Compare what runs with `preregistration.toml`: the draw, the size, and the files' digests."""
     plan = tomllib.loads(REGISTERED.read_text("utf-8"))
@@ -147,12 +157,13 @@ def digest_of(name: str) -> str:
 def write(folder: Path) -> dict[str, Any]:
     """Write `table.json` and `picture.svg` of what there is in a folder; give the table."""
     results: Any = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    arms = {arm["name"]: arm for arm in tomllib.loads(ARMS.read_text("utf-8"))["arms"]}
     for path in sorted((folder / "arms").glob("*.json")):
         (regime, _, rest), known = path.stem.partition(", "), json.loads(path.read_text("utf-8"))
         (rest, by, _), kept = rest.rsplit(", ", 2), known["value"] | {"cpu_s": known["cpu_s"]}
         results[regime][by][rest].append(kept)
-        if rest in ("nothing", "one teacher", "rules in the prompt"):
-            results[regime]["steps"][rest].append(kept)  # its steps are those of all
+        if by == "epochs" and is_same_by_steps(arms[rest]):
+            results[regime]["steps"][rest].append(kept)
     run = json.loads((folder / "run.json").read_text("utf-8"))
     table = {
         "run": run,

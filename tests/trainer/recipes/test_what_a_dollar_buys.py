@@ -20,7 +20,7 @@ from trainer.data.dataset import load_preference_data
 from trainer.engines.settings_file import read_settings
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "what_a_dollar_buys"
-MODULES = ("tasks", "table", "run")
+MODULES = ("parts", "tasks", "table", "run")
 
 
 @pytest.fixture(scope="module")
@@ -255,13 +255,13 @@ def test_a_table_says_which_files_of_the_registered_analysis_changed(recipe, tmp
     digests = "\n".join(f'"{name}" = "{table.digest_of(name)}"' for name in names)
     (here / "preregistration.toml").write_text(f"{plan}[digests]\n{digests}\n", "utf-8")
     sizes = recipe["run"].PLAN["sizes"]
-    run = {"draw": 23, "size": sizes["full"]}
+    run = {"draw": 24, "size": sizes["full"]}
     assert table.registered(run) == {
         "is_this_draw": True, "seeds": [0, 1, 2, 3, 4], "changed_since": [],
     }  # fmt: skip
     (here / "arms.toml").write_text((here / "arms.toml").read_text() + "\n# another arm\n")
     assert table.registered(run)["changed_since"] == ["arms.toml"]
-    assert not table.registered(run | {"draw": 24})["is_this_draw"]
+    assert not table.registered(run | {"draw": 25})["is_this_draw"]
     assert not table.registered(run | {"size": sizes["quick"]})["is_this_draw"]
 
 
@@ -277,3 +277,8 @@ def test_the_trainer_understands_the_settings_of_every_arm_and_shipped_changes_n
     assert all(
         arm["settings"] in run.PLAN["settings"] for arm in arms.values() if "settings" in arm
     )
+    same = {name for name, arm in arms.items() if recipe["table"].is_same_by_steps(arm)}
+    assert same == {
+        "nothing", "rules in the prompt", "one teacher", "perfect labels", "control, coin",
+        "control, foreign prompts", "control, frozen",
+    }  # fmt: skip
