@@ -1,13 +1,15 @@
-"""Batches under the documented unit while the daemon, web server, code server, and runs are killed.
+"""A night under the documented unit while the daemon, web server, code server, and runs are killed.
 
-    nice -n 10 python benchmarks/nights.py [--batches 40] [--minutes 20] [--rest 20] [--every 20]
-        [--keep DIR] [--json FILE]
+    python benchmarks/nights.py [--batches 40] [--minutes 20] [--rest 20] [--every 20]
+        [--dialect openrouter] [--keep DIR] [--json FILE]
 
-Each batch is one session and one queued run. `ui` is started as the unit of `docs/deploy.md` starts
-it: again whenever it ends with an exit code or by a signal. For `--minutes`, a process of a random
-kind is killed (SIGKILL) about every `--every` seconds; then the rest may finish by itself for
-`--rest` minutes. A batch is green if its normalized pairs are there without anybody's hand. Played
-teachers answer over HTTP and keep a bill of their own. With `--keep`, the next call goes on.
+Each batch is one session. `replay-pipeline ui` is started as the unit of `docs/deploy.md` starts it:
+again whenever it ends with an exit code or by a signal. Sensor and schedules are switched on as in the
+browser, and the night begins by itself. For `--minutes` from its first run on, a process of a random
+kind is killed (SIGKILL) about every `--every` seconds; then the rest may finish by itself for `--rest`
+minutes. A batch is green if its normalized pairs are there without anybody's hand. Played teachers
+answer over HTTP and keep a bill of their own: as a router that keeps its answers, or with `--dialect
+openai` as a server that charges each request. With `--keep`, the next call goes on.
 """
 
 import argparse
@@ -16,10 +18,12 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import dagster as dg
 
-from replay_pipeline.assets.instance import open_instance, ui_command
-from replay_pipeline.testing import TeacherServer
+from replay_pipeline.stages.budget.spending import completed_batches
 from tests.roots import pipeline_at
-from tests.support.dagster_web import free_port, launch_batch, process_tree, sign_in
+from tests.support.dagster_web import free_port, graphql, process_tree, sign_in
 from tests.support.sessions import SessionBuilder, ToolCall
 from tests.support.settings_files import write_settings
+from tests.support.teachers import TeacherServer
 
 KINDS = {
     "daemon": b"dagster._daemon",
@@ -42,10 +46,39 @@ KINDS = {
 }
 """A word in the command of each kind of process."""
 LOOK = {"role": "assistant", "content": "I look first."}
+AUTOMATION = {
+    "Sensor": ("new_sessions", "night_goes_on"),
+    "Schedule": ("nightly_replay",),
+}
+"""What the page says to switch on."""
+_SWITCH = """
+mutation On($of: {kind}Selector!) {{
+  start{kind}({arg}Selector: $of) {{ __typename ... on PythonError {{ message }} }}
+}}
+"""
+
+
+def switch_on(url: str) -> None:
+    """Switch sensors and schedule on, as a click under *Automation* does.
+
+    Raises:
+        OSError: nobody answers, or the code is not served yet.
+    """
+    for kind, names in AUTOMATION.items():
+        for name in names:
+            of = {
+                "repositoryLocationName": "replay_pipeline",
+                "repositoryName": "__repository__",
+                f"{kind.lower()}Name": name,
+            }
+            query = _SWITCH.format(kind=kind, arg=kind.lower())
+            (answer,) = graphql(url, query, of=of).values()
+            if answer["__typename"] not in ("Sensor", "ScheduleStateResult"):
+                raise OSError(f"{url}: {name} was not switched on: {answer}")
 
 
 class Unit:
-    """`ui` as systemd keeps it with `Restart=on-failure`."""
+    """`replay-pipeline ui` as systemd keeps it with `Restart=on-failure`."""
 
     def __init__(self, root: Path) -> None:
         self._root, self.n_starts = root, 0
@@ -53,17 +86,15 @@ class Unit:
         self.start()
 
     def start(self) -> None:
-        """Start it, after the view was brought up to date, as the command does."""
+        """Start the unit's command."""
         self.n_starts += 1
         self.log = self._root.with_name(f"ui-{self.n_starts}.log")
-        work = pipeline_at(self._root)
-        with open_instance(work) as instance:
-            instance.add_dynamic_partitions("trace_batch", work.batches())
-        command, environment = ui_command(work.settings, port=self._port)
+        words = ["ui", "--data", str(self._root), "--port", str(self._port)]
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
-                command, env=environment, stdout=file, stderr=file, start_new_session=True
-            )
+                [str(Path(sys.executable).with_name("replay-pipeline")), *words],
+                stdout=file, stderr=file, start_new_session=True,
+            )  # fmt: skip
 
     def keep(self) -> None:
         """Start it again if it has ended, once all that it had started has ended as well."""
@@ -100,40 +131,45 @@ def prepared(folder: Path, n: int) -> Path:
 
 
 def lived(root: Path, server: TeacherServer, options: argparse.Namespace) -> Counter[str]:
-    """Kill and wait; count what was killed, started, and charged."""
+    """Kill and wait; count what was killed and started."""
     chance, counts = random.Random(options.seed), Counter[str]()
+    begins = datetime.now(UTC) + timedelta(minutes=options.begins_in)
+    teachers = [
+        each.model_copy(update={"timeout_s": 30.0, "dialect": options.dialect})
+        for each in server.teachers()
+    ]
     write_settings(
         root,
         ingest={"sources": [root.with_name("logs")], "max_batch_sessions": 1, "settle_s": 0},
-        replay={"teachers": server.teachers(), "gates": [], "ask_at": "steps"},
+        replay={"teachers": teachers, "gates": [], "ask_at": "steps"},
+        night={"replays_at": f"{begins:%H:%M}"},
     )
-    work = pipeline_at(root)
-    work.find_batches()
-    batches = work.batches()
     unit = Unit(root)
     began = last = time.monotonic()
-    end = began + 60 * options.minutes
-    with dg.DagsterInstance.from_config(str(root / ".dagster")) as instance:
-        known = {run.tags.get("dagster/partition") for run in instance.get_runs()}
-        waiting = [batch for batch in batches if batch not in known]
-        done: set[str] = set()
-        while time.monotonic() < end + 60 * options.rest and len(done) < len(batches):
+    end, is_on, is_over = 0.0, False, False
+    with contextlib.ExitStack() as stack:
+        while not end or time.monotonic() < end + (0 if is_over else 60 * options.rest):
             time.sleep(1)
             unit.keep()
-            with contextlib.suppress(OSError):
-                url = sign_in(unit.log)
-                while waiting:
-                    launch_batch(url, waiting[0])
-                    del waiting[0]
+            if not is_on:
+                with contextlib.suppress(OSError):
+                    switch_on(sign_in(unit.log))
+                    is_on = True
+                    instance = stack.enter_context(
+                        dg.DagsterInstance.from_config(str(root / ".dagster"))
+                    )
+                continue
+            if not end and unit.below("run"):
+                end = time.monotonic() + 60 * options.minutes
             is_time = time.monotonic() - last > chance.uniform(0.5, 1.5) * options.every
-            if is_time and time.monotonic() < end and not waiting:
+            if end and is_time:
                 last = time.monotonic()
+                is_over = is_morning(instance)
                 kind = chance.choice([*KINDS])
-                if pids := unit.below(kind):
+                if time.monotonic() < end and (pids := unit.below(kind)):
                     os.kill(chance.choice(pids), signal.SIGKILL)
                     counts[f"killed {kind}"] += 1
-            done = set(instance.get_materialized_partitions(dg.AssetKey("normalized_pairs")))
-    if len(done) < len(batches):  # as when the machine goes down: the next call goes on
+    if not is_over:  # as when the machine goes down: the next call goes on
         for pid in process_tree(unit.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -141,8 +177,28 @@ def lived(root: Path, server: TeacherServer, options: argparse.Namespace) -> Cou
     unit.process.wait(400)
     counts["starts of ui"] = unit.n_starts
     counts["seconds"] = round(time.monotonic() - began)
-    counts["calls charged"] = server.bill().n_charged
     return counts
+
+
+def is_morning(instance: dg.DagsterInstance) -> bool:
+    """Whether the night has been summed up."""
+    return instance.get_latest_materialization_event(dg.AssetKey("night_summary")) is not None
+
+
+def settled(root: Path) -> dict[str, float]:
+    """What the ledger says: dollars spent and unknown, and questions with more than one answer."""
+    with contextlib.closing(sqlite3.connect(root / "ledger.sqlite")) as ledger:
+        ((answered,),) = ledger.execute("select count(*) from calls where state = 'answered'")
+        ((spent, unknown),) = ledger.execute(
+            "select total(cost), total(case when state = 'unknown' then reserved end) from calls"
+        )
+        twice = ledger.execute(
+            "select request_sha from calls where state = 'answered' group by 1 having count(*) > 1"
+        ).fetchall()
+    return {
+        "answers in the ledger": answered, "of them to a question that had one": len(twice),
+        "spent by the ledger, USD": spent / 1e9, "unknown by the ledger, USD": unknown / 1e9,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -152,26 +208,33 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--rest", type=float, default=20.0)
     parser.add_argument("--every", type=float, default=20.0)
+    parser.add_argument("--begins-in", type=float, default=3.0, help="minutes until the night")
+    parser.add_argument("--latency", type=float, default=1.0, help="seconds a call")
+    parser.add_argument("--dialect", default="openrouter", choices=["openrouter", "openai"])
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     temporary = TemporaryDirectory(ignore_cleanup_errors=True)
-    with temporary as name, TeacherServer(script=LOOK, latency=1.0) as server:
+    with temporary as name, TeacherServer(script=LOOK, latency=options.latency) as server:
         folder = options.keep or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         root = prepared(folder, options.batches)
         book = folder / "counts.json"
         counts = Counter(json.loads(book.read_text()) if book.exists() else {})
         counts += lived(root, server, options)
+        bill = server.bill()
+        counts += Counter({"calls charged": bill.n_charged, "of them a second time": bill.n_duplicates,
+                           "nano-dollars charged": bill.total_nano})  # fmt: skip
         book.write_text(json.dumps(counts))
         with dg.DagsterInstance.from_config(str(root / ".dagster")) as instance:
             done = instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
-            runs = Counter(run.status.value for run in instance.get_runs())
+            runs = Counter(f"{run.job_name} {run.status.value}" for run in instance.get_runs())
         work = pipeline_at(root)
-        answers = work.root.read_all("teacher_actions").num_rows
         report = {
-            "batches": len(work.batches()), "green": len(done), **counts, "runs": dict(runs),
-            "calls charged and lost with a killed run": counts["calls charged"] - answers,
+            "batches": len(work.batches()), "green": len(done),
+            "without an open question": len(completed_batches(work)),
+            **counts, "runs": dict(runs), **settled(root),
         }  # fmt: skip
     sys.stdout.write(json.dumps(report, indent=1) + "\n")
     if options.json:

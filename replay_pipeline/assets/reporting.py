@@ -60,6 +60,9 @@ def metadata_value(value: Any) -> Any:
 _OBSERVED_EVERY_S = 3.0
 _DATA_VERSION = "dagster/data_version"
 
+_N_DEATHS, _MOST_DEATHS = "dagster/retry_number", "dagster/max_retries"
+"""Tags of a run: which one it is of those that Dagster started for one, and how many it starts at most."""
+
 _MAX_RETRIES, _RETRY_AFTER_S = 3, 120.0
 """Retries that let a run survive an object store that is down for some minutes."""
 
@@ -78,8 +81,10 @@ def each_batch(
     spec = context.assets_def.get_asset_spec(context.asset_key)
     provenance = Provenance(context.instance, spec)
     done: list[dg.AssetMaterialization] = []
+    has_gone_on = False
     order = {key: i for i, key in enumerate(pipeline.batches())}
     for batch in sorted(context.partition_keys, key=lambda key: (order.get(key, len(order)), key)):
+        before = pipeline.receipts.read(stage.name, batch)
         with nullcontext() if stage.pays else tried_again():
             receipt = work(batch)
         done.append(
@@ -92,11 +97,25 @@ def each_batch(
         )
         if not receipt.is_reused:
             context.log_event(done[-1])
+            if not has_gone_on and (before is None or before.data_version != receipt.data_version):
+                has_gone_on = True
+                _count_deaths_anew(context)
     # Dagster gives all partitions of a run one version of the data, and each has its own: so what
     # was made of each is said once more after Dagster has said it of all together.
     yield dg.MaterializeResult()
     for event in done:
         context.log_event(event)
+
+
+def _count_deaths_anew(context: dg.AssetExecutionContext) -> None:
+    """Let Dagster run this run again as often as if its process had never died before.
+
+    A night is one run. Where its processes are killed again and again, each gets some batches further;
+    it ends for good when as many in a row as Dagster's settings allow have made nothing.
+    """
+    allowed = context.instance.run_retries_max_retries
+    n_deaths = int(context.run.tags.get(_N_DEATHS, 0))
+    context.instance.add_run_tags(context.run.run_id, {_MOST_DEATHS: str(n_deaths + allowed)})
 
 
 @contextmanager

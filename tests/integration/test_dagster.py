@@ -174,6 +174,13 @@ def retried(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
         )
 
 
+def allowed_retries(instance: dg.DagsterInstance, run_id: str) -> int:
+    """How many runs Dagster starts at most for one whose processes die."""
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    return int(run.tags["dagster/max_retries"])
+
+
 def planned_night(instance: dg.DagsterInstance, *, day: int, hour: int) -> list[dg.RunRequest]:
     with dg.build_schedule_context(
         instance=instance, scheduled_execution_time=datetime(2026, 1, day, hour, tzinfo=UTC)
@@ -248,11 +255,14 @@ def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(roo
         assert list(spent) == ["night:2026-01-02"]
         assert spent["night:2026-01-02"] > max_usd - dearest_call_usd
         again = retried(instance, last)
-        run(again.run_config, again.tags)
+        died = {"dagster/retry_number": "2"}
+        last = run(again.run_config, again.tags | died)
+        assert allowed_retries(instance, last) == 3, "it made nothing"
         assert by_night.keys() == spent.keys()
         assert completed_batches(work) != set(batches)
         for request in planned_night(instance, day=3, hour=2):
-            run(request.run_config, request.tags)
+            last = run(request.run_config, request.tags | died)
+            assert allowed_retries(instance, last) == 2 + 3, "it made something"
         assert by_night["night:2026-01-03"] > 0
 
 
