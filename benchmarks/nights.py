@@ -141,7 +141,12 @@ def lived(root: Path, server: TeacherServer, options: argparse.Namespace) -> Cou
     write_settings(
         root,
         ingest={"sources": [root.with_name("logs")], "max_batch_sessions": 1, "settle_s": 0},
-        replay={"teachers": teachers, "gates": [], "ask_at": "steps"},
+        replay={
+            "teachers": teachers,
+            "gates": [],
+            "ask_at": "steps",
+            "max_nightly_usd": options.ceiling,
+        },
         night={"replays_at": f"{begins:%H:%M}"},
     )
     unit = Unit(root)
@@ -210,6 +215,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=20.0)
     parser.add_argument("--begins-in", type=float, default=3.0, help="minutes until the night")
     parser.add_argument("--latency", type=float, default=1.0, help="seconds a call")
+    parser.add_argument("--ceiling", type=float, default=8.0, help="dollars of the night")
     parser.add_argument("--dialect", default="openrouter", choices=["openrouter", "openai"])
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--keep", type=Path)
