@@ -37,6 +37,7 @@ run_retries: {{enabled: true, max_retries: 3, retry_on_asset_or_op_failure: fals
 run_monitoring:
   enabled: true
   poll_interval_seconds: 30
+  start_timeout_seconds: 900  # to note a run's 200 batches takes minutes where disk and cores are busy
   cancel_timeout_seconds: 330  # a stopped replay waits for paid answers, 300 s at most
   free_slots_after_run_end_seconds: 10
 retention:
