@@ -27,7 +27,8 @@ _SERVER_TAG = ".dagster/grpc_info"
 _CLOCK_SLACK_S = 2.0
 _WHAT_TO_DO = (
     "its process is gone (killed, out of memory, or the machine went down). Nothing that was paid "
-    "for is lost. Dagster runs it again, up to three times; after that, run the same batches again."
+    "for is lost. Dagster runs it again, until three in a row got no batch further; after that, run the "
+    "same batches again."
 )
 
 

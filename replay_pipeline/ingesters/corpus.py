@@ -94,6 +94,22 @@ _PART_BYTES = 4_000_000
 """Of rows that are kept in memory; what comes before is laid down on disk."""
 SUFFIXES = frozenset({".jsonl", ".json", ".cast", ".ndjson", ".traj"})
 """Of files that may be sessions."""
+_MOUNTS = Path("/proc/self/mounts")
+_NETWORK = frozenset(
+    {
+        "9p",
+        "afs",
+        "ceph",
+        "cifs",
+        "fuse.glusterfs",
+        "fuse.rclone",
+        "fuse.sshfs",
+        "nfs",
+        "nfs4",
+        "smb3",
+    }
+)
+"""Kinds of file systems that another machine serves."""
 
 IN_CONVERSATIONS = ("sessions", "turns", "states")
 """The tables with a column for the conversation."""
@@ -293,13 +309,18 @@ def _of_databases(paths: Iterable[Path | str | SourceSlice], folder: Path) -> li
 def session_files(folder: Path) -> list[Path]:
     """Find the files under `folder` that may be sessions, sorted. Follows links to folders.
 
-    Logs a warning for what is left out: a folder that can't be read, and a pipe, a socket, or a
-    device, which may never end.
+    Logs a warning for what is left out: a folder that can't be read; a folder of another machine
+    that is mounted below, which may never answer; and a pipe, a socket, or a device, which may never
+    end.
     """
     found: list[Path] = []
     seen: set[Path] = set()
+    elsewhere = _network_folders()
     for name, folders, files in os.walk(folder, onerror=_tell_unreadable, followlinks=True):
         here = Path(name)
+        for inner in [inner for inner in folders if str(here.absolute() / inner) in elsewhere]:
+            logger.warning("%s: a network folder; left out, name it as a source", here / inner)
+            folders.remove(inner)
         # A link to a folder above it would lead around in a circle.
         folders[:] = [inner for inner in folders if (here / inner).resolve() not in seen]
         seen.update((here / inner).resolve() for inner in folders)
@@ -309,6 +330,16 @@ def session_files(folder: Path) -> list[Path]:
             elif _may_be_session(path) and path.exists():
                 logger.warning("%s: a pipe, a socket, or a device; left out", path)
     return sorted(found)
+
+
+def _network_folders() -> set[str]:
+    """Return where folders of other machines are mounted, as Linux lists them; else none."""
+    try:
+        lines = _MOUNTS.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return set()
+    mounts = [line.split()[1:3] for line in lines]
+    return {place.replace("\\040", " ") for place, kind in mounts if kind in _NETWORK}
 
 
 def _tell_unreadable(error: OSError) -> None:

@@ -260,9 +260,11 @@ def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(roo
         assert allowed_retries(instance, last) == 3, "it made nothing"
         assert by_night.keys() == spent.keys()
         assert completed_batches(work) != set(batches)
-        for request in planned_night(instance, day=3, hour=2):
-            last = run(request.run_config, request.tags | died)
-            assert allowed_retries(instance, last) == 2 + 3, "it made something"
+        first, *_ = [
+            run(request.run_config, request.tags | died)
+            for request in planned_night(instance, day=3, hour=2)
+        ]
+        assert allowed_retries(instance, first) == 2 + 3, "it made something"
         assert by_night["night:2026-01-03"] > 0
 
 

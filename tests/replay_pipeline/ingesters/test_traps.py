@@ -13,6 +13,7 @@ from replay_pipeline.ingesters import (
     ClaudeCodeIngester,
     IngestResult,
     Traces,
+    corpus,
     ingest,
     open_traces,
     write_traces,
@@ -812,7 +813,7 @@ def test_redaction_reaches_every_column_and_changes_no_identity(tmp_path: Path):
     assert secret not in json.dumps(clean.report.to_json())
 
 
-def test_what_never_ends_is_left_out_and_told(tmp_path, caplog):
+def test_what_never_ends_is_left_out_and_told(tmp_path, caplog, monkeypatch):
     log = Log()
     log.user("Hi")
     log.says("m1", {"type": "text", "text": "Hello"})
@@ -821,7 +822,16 @@ def test_what_never_ends_is_left_out_and_told(tmp_path, caplog):
     for name in ("b.jsonl", "opencode.db"):
         os.mkfifo(tmp_path / name)
     (tmp_path / "c.jsonl").symlink_to("/dev/zero")
+    far = tmp_path / "far away"
+    far.mkdir()
+    (far / "d.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
+    mounts = tmp_path.with_name("mounts")
+    mounts.write_text(
+        f"none {tmp_path} tmpfs rw 0 0\nhost:/x {tmp_path}/far\\040away nfs4 rw 0 0\n"
+    )
+    monkeypatch.setattr(corpus, "_MOUNTS", mounts)
     assert ingest(tmp_path).report.files == 1
+    assert f"{far}: a network folder" in caplog.text
     assert [name for name in "abc" if f"/{name}.jsonl: a pipe" in caplog.text] == ["b", "c"]
     with pytest.raises(IngestError, match="a pipe, a socket, or a device"):
         ingest(tmp_path / "b.jsonl")
