@@ -149,6 +149,7 @@ def lived(root: Path, server: TeacherServer, options: argparse.Namespace) -> Cou
         },
         night={"replays_at": f"{begins:%H:%M}"},
     )
+    pipeline_at(root).find_batches()  # what comes later is for the sensor, and the next night
     unit = Unit(root)
     began = last = time.monotonic()
     end, is_on, is_over = 0.0, False, False
