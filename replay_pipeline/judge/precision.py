@@ -67,17 +67,13 @@ class Precision:
                 else "nobody has checked a pair"
             )
             return (
-                f"claimed precision {_short(self.claimed)} ({_short(self.low)} to "
-                f"{_short(self.high)} without a check){proven}; {who}"
+                f"{100 * self.claimed:.0f} of 100 as claimed ({100 * self.low:.0f} to "
+                f"{100 * self.high:.0f} without a check){proven}; {who}"
             )
         return (
-            f"precision {_short(self.share)} ({_short(self.low)} to {_short(self.high)}), "
+            f"{100 * self.share:.0f} of 100 ({100 * self.low:.0f} to {100 * self.high:.0f}), "
             f"{self.n_checked} pairs checked{proven}"
         )
-
-
-def _short(share: float) -> str:
-    return f"{share:.2f}".removeprefix("0") if share < 0.995 else "1.00"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -305,6 +305,7 @@ def test_what_is_written_to_the_cache_for_an_hour_costs_what_the_client_counts(t
     ("model", "more", "usd"),
     [
         ("claude-opus-4-6", {"speed": "fast"}, 6 * 0.75),
+        ("claude-opus-4-8", {"speed": "fast"}, 2 * 0.75),
         ("claude-opus-5", {"speed": "fast"}, 2 * 0.75),
         ("claude-opus-5", {"speed": "standard", "inference_geo": "us"}, 1.1 * 0.75),
         ("claude-opus-5", {"server_tool_use": {"web_search_requests": 10}}, 0.75 + 0.10),

@@ -128,12 +128,12 @@ def precision_of(claims, checked):
 
 def test_precision_in_words():
     claims = {f"p{i}": 0.9 for i in range(200)}
-    claimed = "claimed precision .90 (.71 to 1.00 without a check)"
+    claimed = "90 of 100 as claimed (71 to 100 without a check)"
     assert precision_of(claims, {}).words() == f"{claimed}; nobody has checked a pair"
     assert precision_of(claims, {"p1": True}).words() == f"{claimed}; 1 checked, too few"
     checked = {f"p{i}": i % 10 > 0 for i in range(40)}
     found = precision_of(claims, checked)
-    assert found.words() == "precision .92 (.80 to .98), 40 pairs checked"
+    assert found.words() == "92 of 100 (80 to 98), 40 pairs checked"
     assert found.n_pairs == 196  # those found wrong are gone
     assert precision_of({}, {}).words() == "no pairs"
     halves = [
