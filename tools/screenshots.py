@@ -117,7 +117,7 @@ def shoot_page(browser: Browser, data: Path, folder: Path) -> None:
         page.locator("html[data-ready]").wait_for(state="attached")
         if name == "look-session":
             page.locator("td.title a").first.click()
-            page.locator(".turn.decision .answers summary").nth(3).click()
+            page.locator(".turn.decision > .answers > summary").nth(3).click()
         elif name == "look-examples":
             first = page.locator(
                 "section", has=page.get_by_role("heading", name="the model before")

@@ -5,6 +5,8 @@ const number = new Intl.NumberFormat("en");
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const words = (text) => String(text).replaceAll("_", " ");
 const several = (n, name) => `${number.format(n)} ${name}${n === 1 ? "" : "s"}`;
+// Of a session, in words; nothing is said of what there is none of.
+const wentWrong = (s) => [s.n_errors && several(s.n_errors, "error"), s.n_interrupted && several(s.n_interrupted, "interruption")].filter(Boolean).join(", ");
 const percent = (share, digits = 0) =>
   share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)} %`;
 const dollars = (usd, digits = 2) =>

@@ -33,7 +33,7 @@ async function showOverview(main) {
   show({});
   main.append(element("div", "cards",
     card("The ten dearest conversations", ranked(sessions.filter((s) => s.has_bill), (s) => s.total_usd, (s) => dollars(s.total_usd))),
-    card("The ten worst sessions", ranked(sessions, (s) => s.n_errors + s.n_interrupted, (s) => `${s.n_errors} errors, ${s.n_interrupted} stops`)),
+    card("The ten worst sessions", ranked(sessions, (s) => s.n_errors + s.n_interrupted, wentWrong)),
     card("Projects", table([
       ["project", (p) => link(p.name, addressOf("sessions", [], { project: p.name }))],
       ["sessions", (p) => number.format(p.sessions), "n"], ["cost", (p) => dollars(p.cost_usd), "n"],

@@ -144,8 +144,8 @@ function sessionHead(session, sessions) {
   const head = element("section", "head", element("h2", "", session.title));
   const facts = [
     session.project, session.models.join(", "), moment(session.first), duration(session.seconds),
-    `${number.format(session.n_states)} decisions`, session.n_errors && `${session.n_errors} errors`,
-    session.n_interrupted && `${session.n_interrupted} interruptions`, session.n_branches && several(session.n_branches, "rewind"),
+    several(session.n_states, "decision"), wentWrong(session),
+    session.n_branches && several(session.n_branches, "rewind"),
     session.n_compactions && several(session.n_compactions, "compaction"), session.result, cost(session), session.id,
   ];
   head.append(element("p", "note", facts.filter(Boolean).join(" · ")));

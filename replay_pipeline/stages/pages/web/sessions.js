@@ -154,7 +154,7 @@ function heading(key, told, sorted, sign, change) {
 }
 
 function rowOf(s, q, usd) {
-  const bad = [s.n_errors ? `${s.n_errors}` : "", s.n_interrupted ? `${s.n_interrupted} stopped` : ""].filter(Boolean).join(", ");
+  const bad = [s.n_errors ? `${s.n_errors}` : "", s.n_interrupted ? `${s.n_interrupted} interrupted` : ""].filter(Boolean).join(", ");
   const more = [s.parent ? "subagent" : !s.has_bill && "goes on from another session", s.n_branches && several(s.n_branches, "rewind"), s.n_compactions && several(s.n_compactions, "compaction"), s.has_answers && "teachers answered", s.result].filter(Boolean);
   const title = element("td", "title", link(s.title, sessionAddress(s, null, { q })));
   if (more.length) title.append(element("span", "sub", more.join(" · ")));
