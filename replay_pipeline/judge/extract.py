@@ -15,7 +15,7 @@ from replay_pipeline.actions import LEVELS, Action, differ_in_calls_alone
 from replay_pipeline.actions.difference import difference
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.judge.answers import AnswerBook, Case, ExtractOptions, level_of
-from replay_pipeline.judge.belief import LEAST_LESSON, belief, evidence_of, features
+from replay_pipeline.judge.belief import LEAST_LESSON, belief, features
 from replay_pipeline.judge.claims import Claims
 from replay_pipeline.judge.judgment import LESSONS_ALONE, Arbiter, Judgment
 from replay_pipeline.judge.natural import natural_pairs
@@ -128,8 +128,6 @@ class _Candidate:
     pair: DPOPair
     held: Callable[..., dict[str, float]]
     """What holds of the pair; takes how often the agent does what teachers agree on."""
-    evidence: float
-    """How much likelier what the session tells is if the rejected side is wrong."""
     row: dict[str, Any]
     """The state's row in `outcomes`."""
     chosen: Action
@@ -183,9 +181,7 @@ class _Extraction:
         judgment = self.arbiter.judge(case)
         row = self.report.add(judgment)
         step = self.note(case)
-        outcome = state.get("outcome")
-        evidence = evidence_of(outcome, case.agent.tools, state.get("hint"))
-        self.scores.add(case, evidence)
+        self.scores.add(case, judgment.evidence)
         consensus = judgment.consensus
         if judgment.outcome not in ("pair", *LESSONS_ALONE) or consensus is None:
             return
@@ -204,7 +200,6 @@ class _Extraction:
                     n_voting=at.n_voting,
                     n_against=at.n_against,
                 ),
-                evidence=evidence,
                 row=row,
                 chosen=consensus.action,
                 rejected=case.agent,
@@ -297,7 +292,7 @@ class _Extraction:
         # As if there were ten more states, nine of them agreed on.
         agreement = (n_agreed + 9) / (n_agreed + len(self._found) + 10)
         beliefs = {
-            found.pair["pair_id"]: belief(found.held(agreement=agreement), found.evidence)
+            found.pair["pair_id"]: belief(found.held(agreement=agreement), found.judgment.evidence)
             for found in self._found
         }
         calibration = self.claims.settle(report.pairs, beliefs)
@@ -312,7 +307,7 @@ class _Extraction:
                 if kind == "lesson" and pair.get("rejected_source") == "recorded":
                     report.add_lesson(found.judgment, pair)
         for found in self._alone:
-            right = belief(found.held(agreement=agreement), found.evidence).chosen_right
+            right = belief(found.held(agreement=agreement), found.judgment.evidence).chosen_right
             found.row["why"] = found.judgment.outcome
             found.row["outcome"] = "lesson" if right >= LEAST_LESSON else "doubtful"
             if right >= LEAST_LESSON:

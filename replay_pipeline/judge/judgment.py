@@ -43,6 +43,8 @@ class Judgment:
     """Valid answers that take the agent's action."""
     levels: list[tuple[Vote, Vote, int]]
     """The strictness of the agreement between each two valid answers."""
+    evidence: float
+    """How much likelier what the session tells is if the agent's action is wrong."""
     looks: tuple[Look, ...] = ()
     """What a teacher looked at first, where the consensus needs it and the agent's prompt lacks it."""
 
@@ -110,10 +112,8 @@ class Arbiter:
                 looks = _looks_needed(proposal, [vote.row.looks for vote in consensus.votes])
                 outcome, why = ("after_looks", None) if looks else (outcome, why)
         ended = case.state.get("outcome")
-        if (
-            outcome == "agreement"
-            and evidence_of(ended, case.agent.tools, case.state.get("hint")) > 1
-        ):
+        evidence = evidence_of(ended, case.agent.tools, case.state.get("hint"))
+        if outcome == "agreement" and evidence > 1:
             # What failed or was refused when the agent did it is no lesson, whoever would do it too.
             outcome, why = "would_fail", f"in the log: {case.state.get('error_kind') or ended}"
         found_levels = {levels[vote.action] for vote in consensus.votes} if consensus else set()
@@ -132,6 +132,7 @@ class Arbiter:
             else None,
             with_agent=with_agent,
             levels=list(everyone.levels()),
+            evidence=evidence,
             looks=looks,
         )
 
