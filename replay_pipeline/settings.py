@@ -123,6 +123,9 @@ class ReplaySettings(_Section):
     max_looks: Annotated[int, Field(ge=0)] = 3
     """How often a teacher may look or keep its notes before it acts. What it looks for is answered from the
     log and the files as they were; each look is a further, mostly cached, request."""
+    looks_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """So much of a run's ceiling, at most, pays for what teachers are asked after a look. What is then left
+    open, the next run asks."""
     asks_incomplete: bool = False
     """Also ask at states whose prompt lacks something that the agent saw, such as an image."""
     student: TeacherSpec | None = None

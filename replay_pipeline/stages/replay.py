@@ -103,6 +103,7 @@ def asking_options(project: "Project", night: str | None = None) -> "AskingOptio
     replay, pairs = project.settings.replay, project.settings.pairs
     return {
         "max_looks": replay.max_looks,
+        "looks_share": replay.looks_share,
         **accounts(project, night),
         "max_concurrency": replay.max_concurrency,
         "gates": replay.gates,

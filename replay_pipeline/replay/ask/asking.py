@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 from pydantic import SecretStr
 
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.replay.ask.looks import MAX_LOOKS, AnswerLooks, Looks
+from replay_pipeline.replay.ask.looks import LOOKS_SHARE, MAX_LOOKS, AnswerLooks, Looks
 from replay_pipeline.replay.buy.policy import Policy, parse_gates
 from replay_pipeline.replay.dialects import (
     DEFAULT_MAX_COMPLETION_TOKENS,
@@ -33,6 +33,7 @@ class AskingOptions(TypedDict, total=False):
     max_completion_tokens: int
     looks: AnswerLooks | None
     max_looks: int
+    looks_share: float
     accepted_terms: Sequence[str]
     partition: str | None
     night: str | None
@@ -60,6 +61,8 @@ class Asking:
     """Who answers a teacher that looks before it acts. Without it, a look is its answer."""
     max_looks: int = MAX_LOOKS
     """After so many looks a teacher is asked no more."""
+    looks_share: float = LOOKS_SHARE
+    """So much of the ceiling, at most, pays for what teachers are asked after a look."""
     accepted_terms: Sequence[str] = ()
     """Teachers that you accept although their vendors forbid training on their answers."""
     partition: str | None = None
@@ -198,6 +201,8 @@ def checked_ceiling(teachers: Sequence[TeacherSpec], max_total_usd: float, askin
     for name in ("max_concurrency", "max_completion_tokens"):
         if getattr(asking, name) < 1:
             raise ConfigError(f"{name}={getattr(asking, name)} must be at least 1")
+    if not 0 <= asking.looks_share <= 1:
+        raise ConfigError(f"looks_share={asking.looks_share} is not a share between 0 and 1")
     asking.policy()
     for teacher in teachers:
         for name, usd in (teacher.price or {}).items():

@@ -502,7 +502,8 @@ class Attempts:
         elif isinstance(result, InDoubt):
             self.doubted = result.lost
         elif isinstance(result, Refused):
-            self.refused = "stopped" if result.scope == "stopped" else "budget"
+            kind = result.scope.partition(":")[0]
+            self.refused = kind if kind in ("stopped", "looks") else "budget"
         return self.reserved is not None
 
     async def _withdraw(self, reason: str) -> None:

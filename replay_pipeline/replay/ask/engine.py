@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.ask.asking import Asking, today
 from replay_pipeline.replay.ask.attempts import Attempts, Books, Dispatcher, Slots
-from replay_pipeline.replay.ask.looks import NO_VOTES, known_row, whole
+from replay_pipeline.replay.ask.looks import ONLY_LOOKED, known_row, whole
 from replay_pipeline.replay.ask.outcomes import (
     NOT_ASKED,
     answer_row,
@@ -355,6 +355,7 @@ class Replay:
         names = [teacher.name for teacher in self.teachers]
         scopes = [today(), *(f"teacher:{name}" for name in names), *self.asking.scopes()]
         limits = self.asking.limits_nano(today(), names)
+        limits[self._looks_scope] = int(self.limit_nano * self.asking.looks_share)
         self.ledger.open_scopes(scopes, limits)
         carried = 0
         if self.asking.counts_recorded:
@@ -462,7 +463,7 @@ class Replay:
         if self.dispatcher.stopped_teachers:
             return "teacher_stopped"
         n_failed = sum(
-            row.error_code is not None and row.error_code not in NO_VOTES
+            row.error_code is not None and row.error_code not in ONLY_LOOKED
             for row in self.decided.values()
         )
         return "mostly_failed" if 2 * n_failed > len(self.decided) else "completed"
@@ -706,13 +707,18 @@ class Replay:
             run_id=self.run_id,
             partition=self.asking.partition,
             scopes=(f"run:{self.run_id}", self._day_scope(), f"teacher:{teacher.name}",
-                    *self.asking.scopes()),
+                    *self.asking.scopes(), *([self._looks_scope] if task.looks else ())),
             reserved_nano=self.books.reserved_nano(teacher, bound_nano),
             timeout_s=teacher.timeout_s,
             lost=tuple(lost.call_id for lost in task.lost),
             takes_over=self.books.takes_over(task, body_sha),
             body_sha=body_sha,
         )  # fmt: skip
+
+    @property
+    def _looks_scope(self) -> str:
+        """Name the limit of what is asked after looks."""
+        return f"looks:{self.run_id}"
 
     def _day_scope(self) -> str:
         scope = today()

@@ -18,6 +18,7 @@ from replay_pipeline.replay.money.ledger import Ledger
 from replay_pipeline.types import Look, LookAnswer, Message, TeacherAction, TraceState
 
 MAX_LOOKS = 3
+LOOKS_SHARE = 0.5
 STILL_LOOKING = "still_looking"
 """The teacher looked as often as it may, and did nothing yet."""
 CANNOT_LOOK = "cannot_look"

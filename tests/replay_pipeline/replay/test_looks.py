@@ -87,7 +87,10 @@ def test_a_teacher_that_goes_on_looking_or_looks_where_nobody_knows_has_no_vote(
     assert report.actions[0].action["tool_calls"] == look(2)["tool_calls"]
 
 
-def test_the_ceiling_holds_within_a_continuation_and_the_next_run_ends_it(tmp_path):
+@pytest.mark.parametrize(("share", "reason"), [(1.0, "budget"), (0.0001, "completed")])
+def test_the_ceiling_and_the_share_of_looks_hold_within_a_continuation_and_the_next_run_ends_it(
+    tmp_path, share, reason
+):
     states, answers = STATES[:1], looking(IDS[:1], MODEL, {IDS[0]: 3})
 
     def long(state, action):
@@ -99,14 +102,16 @@ def test_the_ceiling_holds_within_a_continuation_and_the_next_run_ends_it(tmp_pa
         teacher = teacher.model_copy(update=few)
         whole = replay([teacher], 1, tmp_path / "whole", states=states, looks=long)
         bound = estimate(states, [teacher]).bound_usd
-    ceiling = bound + whole.actions[0].looks[0].cost_usd
+    ceiling = bound + whole.actions[0].looks[0].cost_usd if share == 1 else 1
     with TeacherServer(answers) as server:
         [teacher] = server.teachers([MODEL])
         teacher = teacher.model_copy(update=few)
-        report = replay([teacher], ceiling, tmp_path / "l", states=states, looks=long)
+        report = replay(
+            [teacher], ceiling, tmp_path / "l", states=states, looks=long, looks_share=share
+        )
         [row] = report.actions
         assert row.error_code == "unfinished"
-        assert report.stop_reason == "budget"
+        assert (report.stop_reason, report.n_open) == (reason, 1)
         assert 1 <= len(row.looks) < 3
         assert row.cost_usd == math.fsum(step.cost_usd for step in row.looks)
         assert report.spent_usd + report.unknown_usd <= ceiling
