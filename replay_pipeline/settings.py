@@ -126,6 +126,9 @@ class ReplaySettings(_Section):
     looks_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     """So much of a run's ceiling, at most, pays for what teachers are asked after a look. What is then left
     open, the next run asks."""
+    steps_after: Annotated[int, Field(ge=0)] = 0
+    """So many steps each teacher goes on behind its vote, where `workspaces.execute` lets its actions be carried
+    out. They are published as `positives` of the kind `continuation`, judged by nobody."""
     asks_incomplete: bool = False
     """Also ask at states whose prompt lacks something that the agent saw, such as an image."""
     student: TeacherSpec | None = None

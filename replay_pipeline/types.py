@@ -338,8 +338,9 @@ class LookAnswer:
     """What a client would have answered to one call of a look."""
 
     text: str
-    source: Literal["files", "log", "fixed", "command"]
-    """Read from the files as they were, recorded for the same call, always the same, or run on those files."""
+    source: Literal["files", "log", "fixed", "command", "run"]
+    """Read from the files as they were, recorded for the same call, always the same, a look that ran on those
+    files, or what an action left behind there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -399,6 +400,8 @@ class TeacherAction:
     """Probability with which this call was made. Weight it by the inverse."""
     looks: tuple[Look, ...] = ()
     """What the teacher looked at before its action. Costs, tokens and time are those of all steps."""
+    n_after: int | None = None
+    """The how manyth step behind the teacher's vote it is; then `looks` are all steps before it."""
 
     @property
     def is_rehearsal(self) -> bool:

@@ -156,21 +156,18 @@ def verdict(
 
     with progress_bars() as on_progress:
         work = open_pipeline(settings, data, teachers=teachers, on_progress=on_progress)
-        words = []
         if model is not None:
             chosen(work, None)
-            words = verdicts.prior_words(work, model, than=than, cohort=cohort, n_decisions=size)
-            if not as_json:
-                for said in words:
-                    say(f"{said[:1].upper()}{said[1:]}.")
         if model is None:
             found = compare(work)
         elif only_estimate:
-            cost = verdicts.verdict_estimate(
+            cost, words = verdicts.verdict_estimate(
                 work, model, than=than, cohort=cohort, n_decisions=size
             )
-            told = words if as_json else []
-            found = {**cost.to_json(), "words": told, "ceiling_usd": max_total_usd}
+            if not as_json:
+                for said in words:
+                    _say_known(said)
+            found = {**cost.to_json(), "words": words * as_json, "ceiling_usd": max_total_usd}
         else:
             found = verdicts.verdict_run(
                 work,
@@ -180,11 +177,16 @@ def verdict(
                 cohort=cohort,
                 n_decisions=size,
                 instructions=instructions.read() if instructions else None,
+                tell=None if as_json else _say_known,
             ).report
     show = show_compare if model is None else show_estimate if only_estimate else show_verdict
     print_report(found, as_json=as_json, show=show)
     if code := _VERDICT_CODES.get(str(found.get("answer")), 0):
         raise typer.Exit(code)
+
+
+def _say_known(words: str) -> None:
+    say(f"{words[:1].upper()}{words[1:]}.")
 
 
 _VERDICT_CODES = {"could": 0, "could not": 3, "can't tell": 4}

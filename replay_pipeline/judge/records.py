@@ -1,20 +1,22 @@
 """The records of an extraction: rows of outcomes, pairs and positives, and their tables."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 import pyarrow as pa
 
-from replay_pipeline.actions import Action
+from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.actions.difference import ActionDifference
 from replay_pipeline.actions.votes import Consensus
 from replay_pipeline.judge.answers import Case
 from replay_pipeline.judge.judgment import Judgment
 from replay_pipeline.judge.natural import NaturalPair
+from replay_pipeline.judge.vain import looked_in_vain
 from replay_pipeline.storage.pair_rows import json_or_none, pair_id_of, row_of_pair
 from replay_pipeline.storage.tables import table_of
-from replay_pipeline.types import REHEARSAL, DPOPair, Look, TraceState, Trial
+from replay_pipeline.types import REHEARSAL, DPOPair, Look, TeacherAction, TraceState, Trial
 
 
 def outcome_row(judgment: Judgment) -> dict[str, Any]:
@@ -39,6 +41,7 @@ def outcome_row(judgment: Judgment) -> dict[str, Any]:
         "is_tie": judgment.is_tie,
         "invalid_reason": case.agent.invalid_reason,
         "why": judgment.why,
+        "looked_in_vain": looked_in_vain(case.state) or None,
     }
     if case.trials:
         row["trials"] = {action: _told(trial) for action, trial in case.trials.items()}
@@ -130,6 +133,38 @@ def positive_row(
     }
 
 
+def continuation_rows(
+    states: Iterable[TraceState], steps: Iterable[TeacherAction]
+) -> list[dict[str, Any]]:
+    """Return the rows of teachers' steps behind their votes: what to imitate, judged by nobody."""
+    by_state: dict[str, list[TeacherAction]] = defaultdict(list)
+    for step in steps:
+        by_state[step.state_id].append(step)
+    rows = []
+    for state in states if by_state else ():
+        for step in by_state.get(state["state_id"], ()):
+            action = canonical_action(
+                step.action or {}, cwd=state.get("cwd"), tools=state.get("tools") or None
+            )
+            if not action.is_valid:
+                continue
+            row = {
+                **_shared(state),
+                "action": action.render(),
+                "action_message": action.to_message(),
+                "kind": "continuation",
+                "n_teachers_agreeing": 1,
+                "n_teachers_asked": 1,
+                **_looked(step.looks),
+                "teachers_agreeing": [_name(step)],
+                "is_distillable": step.is_distillable,
+                "cost_usd": step.cost_usd,
+            }
+            del row["hint"]
+            rows.append(row)
+    return rows
+
+
 def _looked(looks: Sequence[Look]) -> dict[str, Any]:
     if not looks:
         return {}
@@ -181,12 +216,12 @@ def _sides(state: TraceState, chosen: Action, rejected: Action) -> dict[str, Any
 
 def _names(consensus: Consensus) -> list[str]:
     """Name the teachers that agree, those of a rehearsal as such: the mark goes with the row."""
-    return [
-        f"{REHEARSAL}:{row.teacher}"
-        if row.is_rehearsal and not row.teacher.startswith(REHEARSAL)
-        else row.teacher
-        for row in (vote.row for vote in consensus.votes)
-    ]
+    return [_name(vote.row) for vote in consensus.votes]
+
+
+def _name(row: TeacherAction) -> str:
+    is_marked = row.teacher.startswith(REHEARSAL)
+    return f"{REHEARSAL}:{row.teacher}" if row.is_rehearsal and not is_marked else row.teacher
 
 
 def _source(consensus: Consensus) -> str:

@@ -29,13 +29,19 @@ _N_SAMPLES = 3
 def make_pairs(task: Task) -> Report:
     """Make `dpo_pairs`, `positives`, and `outcomes` from the answers at a batch's states."""
     from replay_pipeline.judge.extract import extract_pairs
-    from replay_pipeline.judge.records import outcomes_table, pairs_table, positives_table
-    from replay_pipeline.replay.ask.rows import teacher_actions_from_table
+    from replay_pipeline.judge.records import (
+        continuation_rows,
+        outcomes_table,
+        pairs_table,
+        positives_table,
+    )
+    from replay_pipeline.replay.ask.rows import continuations_from_table, teacher_actions_from_table
     from replay_pipeline.stages.work.trials import try_batch, verdicts_of
 
     project, options = task.project, task.project.settings.pairs
     marks, chances = _checked(project.settings)
-    answers = list(teacher_actions_from_table(task.read("teacher_actions")))
+    table = task.read("teacher_actions")
+    answers = teacher_actions_from_table(table)
     tried = try_batch(project, task.batch, answers)
     report = extract_pairs(
         project.states([task.batch]),
@@ -51,7 +57,8 @@ def make_pairs(task: Task) -> Report:
         chances=chances,
     )
     task.write("dpo_pairs", pairs_table(report.pairs))
-    task.write("positives", positives_table(report.positives))
+    went_on = continuation_rows(project.states([task.batch]), continuations_from_table(table))
+    task.write("positives", positives_table([*report.positives, *went_on]))
     task.write("outcomes", outcomes_table(report.outcomes))
     seen = {pair.get("pair_id", "") for pair in (*report.pairs, *report.refuted)}
     return {

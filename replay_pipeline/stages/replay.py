@@ -13,12 +13,13 @@ from replay_pipeline.stages.receipts import Overview, Receipt, added, total
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.work.markdown import bars, markdown_table, quantile
-from replay_pipeline.types import Progress, TeacherSpec, TraceState
+from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 if TYPE_CHECKING:
     from replay_pipeline.replay import AskingOptions
     from replay_pipeline.replay.ask.looks import AnswerLooks
     from replay_pipeline.stages.project import Project
+    from replay_pipeline.stages.work.continuing import WentOn
     from replay_pipeline.storage.store import Place
 
 _RULES = {"agreement_threshold", "level", "count_own_family"}
@@ -59,11 +60,12 @@ def ask_teachers(
             looks=looks,
             **asking_options(project, night),
         )
+        went_on = steps_after(task, states, report, teachers, max_total_usd, night)
     left = sum(n for why, n in report.skipped.items() if why in NOT_ASKED)
     n_total = len(report.actions) + sum(report.skipped.values())
     spent_usd = report.newly_spent_usd
     tell(Progress(stage="replay", n_done=n_total - left, n_total=n_total, cost_usd=spent_usd))
-    actions = report.actions
+    actions = [*report.actions, *went_on.actions]
     if project.settings.ingest.is_redacted:
         prompts = [
             project.root.read(name, batch, columns=names) for name, names in PROMPT_TEXTS.items()
@@ -72,7 +74,52 @@ def ask_teachers(
     task.write("teacher_actions", teacher_actions_table(actions))
     refuse_if_nobody_answers(report)
     told = {f"n_states_{why}": n for why, n in not_asked.items()}
-    return {**replay_facts(report), **told, **({"night": night} if night else {})}
+    facts = {**replay_facts(report), **told, **({"night": night} if night else {})}
+    if project.settings.replay.steps_after:
+        facts |= {
+            "n_after": len(went_on.actions),
+            "spent_usd": round(facts["spent_usd"] + went_on.cost_usd, 9),
+            "newly_spent_usd": round(facts["newly_spent_usd"] + went_on.paid_usd, 9),
+            "is_complete": facts["is_complete"] and went_on.is_complete,
+        }
+    return facts
+
+
+def steps_after(
+    task: Task,
+    states: Sequence[TraceState],
+    report: ReplayReport,
+    teachers: Sequence[TeacherSpec],
+    max_total_usd: float,
+    night: str | None,
+) -> "WentOn":
+    """Let teachers go on behind their votes, for what the votes have left of the money."""
+    from replay_pipeline.replay import replay_in_thread
+    from replay_pipeline.stages.work.continuing import WentOn, continued
+    from replay_pipeline.stages.work.looks import LoggedLooks
+
+    project, batch = task.project, task.batch
+    if not (n_steps := project.settings.replay.steps_after):
+        return WentOn()
+    named = {teacher.name: teacher for teacher in teachers}
+    options = {**asking_options(project, night), "gates": ()}
+
+    def ask(teacher: str, prompts: Sequence[TraceState], max_usd: float) -> ReplayReport:
+        return replay_in_thread(
+            prompts,
+            [named[teacher]],
+            max_total_usd=max_usd,
+            counts_recorded=False,
+            partition=batch,
+            ledger=project.settings.ledger_url(),
+            **options,
+        )
+
+    left_usd = max_total_usd - report.newly_spent_usd - report.unknown_usd
+    with closing(LoggedLooks(project, [batch])) as logged:
+        return continued(
+            states, report.actions, logged.carried_out, ask, n_steps=n_steps, max_usd=left_usd
+        )
 
 
 def accounts(project: "Project", night: str | None = None) -> "AskingOptions":
@@ -149,6 +196,7 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
         "replay.gates": gates,
         "replay.ask_at": settings.replay.ask_at,
         **(_looks_by(settings) if _asks_on(settings) else {}),
+        **({"replay.steps_after": n} if (n := settings.replay.steps_after) else {}),
         **({"replay.asks_incomplete": True} if settings.replay.asks_incomplete else {}),
         "replay.played": settings.played,
         **shown_below(settings),

@@ -25,7 +25,7 @@ from replay_pipeline.workspaces.sightings import (
 )
 from replay_pipeline.workspaces.tools import ToolRun
 from replay_pipeline.workspaces.tree import Source, TreeFile, is_below
-from replay_pipeline.workspaces.working_trees import Evidence, Roots, WorkingTree, text_of
+from replay_pipeline.workspaces.working_trees import Evidence, Roots, Told, WorkingTree, text_of
 
 _MOVES = re.compile(
     r"\bgit\s+(?:-C\s+\S+\s+|-c\s+\S+\s+)*(?:checkout|switch|stash|reset|pull|rebase|merge|restore|"
@@ -36,6 +36,29 @@ _DISCARDS = re.compile(
     r"\bgit\s+(?:stash(?!\s+(?:list|show|pop|apply|drop))|reset\s+--hard|checkout\s+(?:\S+\s+)?--\s|"
     r"checkout\s+\.|restore\b|clean\b)"
 )
+
+
+_ELSEWHERE = re.compile(r"\bcd\s|\s-C\s|--git-dir|\bssh\b")
+_ASKS_HEAD = re.compile(
+    r"git log(?: (?:--oneline|--stat|--(?:no-)?decorate|-n ?\d+|-\d+))*|git rev-parse (?:--short )?HEAD"
+)
+_BEGINS_WITH_ID = re.compile(r"(?:commit )?([0-9a-f]{7,40})\b")
+_SAYS_HEAD = re.compile(
+    r"^(?:\[[\w./-]+(?: \([\w-]+\))? ([0-9a-f]{7,40})\] |HEAD is now at ([0-9a-f]{7,40})\b"
+    r"|Updating [0-9a-f]+\.\.([0-9a-f]{7,40})$)",
+    re.MULTILINE,
+)
+
+
+def _commit_told(command: str, text: str) -> str | None:
+    """Return the beginning of the id of the commit that is checked out after a command of git, as its answer says."""
+    if _ELSEWHERE.search(command):
+        return None
+    said = [*_SAYS_HEAD.finditer(text)] if _MOVES.search(command) else []
+    if said:
+        return said[-1][said[-1].lastindex or 0]
+    asked = _BEGINS_WITH_ID.match(text) if _ASKS_HEAD.fullmatch(command.strip()) else None
+    return asked[1] if asked else None
 
 
 class KnownContent(msgspec.Struct):
@@ -142,9 +165,15 @@ class History:
         if step.name == "Bash":
             command = step.arguments.get("command")
             tree = self.tree_of(step.cwd or "/")
-            if tree is None or not isinstance(command, str) or not _MOVES.search(command):
+            if tree is None or not isinstance(command, str) or "git" not in command:
                 return
-            tree.moves.append(step.answered)
+            is_move = bool(_MOVES.search(command))
+            if is_move:
+                tree.moves.append(step.answered)
+            if begin := _commit_told(command, step.text):
+                names = [name for name in tree.repository.commits if name.startswith(begin)]
+                commit_id = names[0] if len(names) == 1 else ""
+                tree.told.append(Told(step.answered, step.call_id, step.branch, commit_id, is_move))
         elif step.name == "Read" and not step.is_error:
             path = path_of(step)
             tree = self.tree_of(path) if path else None
@@ -154,6 +183,10 @@ class History:
                     step.answered, step.call_id, tree.relative(path), part, step.branch
                 )
                 tree.add(evidence)
+
+    def head(self, tree: WorkingTree) -> str | None:
+        """Return the commit that is surely checked out in a working tree at this time, or None if nobody says."""
+        return tree.kept(self._now[1], without=self._now[3])
 
     def commits(self, tree: WorkingTree) -> list[GitCommit]:
         """Return the possible commits of a working tree, the likeliest first."""

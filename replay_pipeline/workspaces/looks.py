@@ -223,7 +223,7 @@ def _of_command(at: LookPlace, command: str, sandbox: Sandbox) -> LookAnswer | N
     shown = shown_by(command, cwd) if tree is not None else None
     if tree is None or shown is None:
         return None
-    head = tree.kept(at.step.answered)
+    head = at.history.head(tree)
     named = [each.replace("HEAD", head or "?") for each in shown.commits]
     if not all(map(tree.repository.has, named)):
         return None
@@ -272,7 +272,7 @@ def _printed(
     if shown.commits:
         objects = tree.repository.objects
         commits = tree.repository.commits
-        head = tree.kept(at.step.answered) or next(iter(commits))
+        head = at.history.head(tree) or next(iter(commits))
         if not sandbox.can_read(objects):
             return None
         files |= git_files(tree.repository, commits[head], at.step.branch, at.step.answered)

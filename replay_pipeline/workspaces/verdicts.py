@@ -211,6 +211,27 @@ class Judge:
             checked=self._checked(place, changes),
         )
 
+    def answers(self, place: StatePlace, calls: Sequence[TriedCall]) -> list[str] | None:
+        """Run calls in order, and return what a client would show of each; None where one can't be carried out."""
+        run = ToolRun(place.tree, cwd=place.cwd)
+        found: list[str] = []
+        for call in calls:
+            if call.name == "Bash" and self.execute == "commands":
+                ran = self._command(place, run, call)
+                if ran is None or ran.status is None:
+                    return None
+                text = ran.output.strip("\n").rstrip() or "(Bash completed with no output)"
+                found.append(f"Exit code {ran.status}\n{text}" if ran.status else text)
+                continue
+            if self.execute == "off" or call.name not in FILE_TOOLS:
+                return None
+            answer = run.call(call.name, call.arguments)
+            if not answer.is_known:
+                return None
+            refused = f"<tool_use_error>{answer.text}</tool_use_error>"
+            found.append(answer.text if answer.error_kind is None else refused)
+        return found
+
     def _checked(self, place: StatePlace, changes: Mapping[str, str | None]) -> CheckedFiles | None:
         """Run the project's check before and after a candidate's changes."""
         check = self.checks.get(place.root() or "")

@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +26,8 @@ _WAS_CHECKED_OUT = 10.0
 """How much it counts that git's own log of HEAD has it: only more than most evidence overrules it."""
 _ABOUT = 1.0
 """How much less evidence a commit has that may as well be the one."""
+_LONGEST_TOLD_S = 6 * 3600.0
+"""For so long a command's word on the commit is believed."""
 _HALF_LIFE_S = 3600.0
 """Others move a branch without a word in the log, so evidence grows old."""
 
@@ -40,6 +43,17 @@ class Evidence(msgspec.Struct, frozen=True, order=True):
     branch: str | None = None
 
 
+class Told(NamedTuple):
+    """What a command of git says of the commit that is checked out."""
+
+    moment: float
+    call_id: str
+    branch: str | None
+    commit_id: str
+    is_new: bool
+    """Whether the command itself checked it out."""
+
+
 class WorkingTree:
     """One working tree of a repository, and the commits that were checked out there."""
 
@@ -52,6 +66,8 @@ class WorkingTree:
         self.checkouts = repository.checkouts(root)
         self.moves: list[float] = []
         """When a command may have moved HEAD or changed files by git, in order."""
+        self.told: list[Told] = []
+        """What commands of git say of the commit, in order."""
         self._fits: dict[tuple[Part, str], bool] = {}
         self._ranked: tuple[object, list[GitCommit], list[GitCommit]] = (None, [], [])
         self.touched = 0.0
@@ -92,13 +108,13 @@ class WorkingTree:
     def _rank(
         self, moment: float, *, without: str, is_later_used: bool
     ) -> tuple[list[GitCommit], list[GitCommit]]:
-        candidates = self._candidates(moment, is_later_used=is_later_used)
+        candidates = self._candidates(moment, without=without, is_later_used=is_later_used)
         evidence = list(self._near(moment, without=without, is_later_used=is_later_used))
 
         repository = self.repository
         branch = self.branch if self.branch in repository.tips else repository.default_branch
         line = repository.line(branch) if branch is not None else set[str]()
-        kept, own = self.kept(moment), self._own(moment + 1)
+        kept, own = self.kept(moment, without=without), self._own(moment + 1)
 
         def score(commit: GitCommit) -> float:
             agrees = sum(weight for weight, each in evidence if self._agrees(each, commit))
@@ -115,17 +131,34 @@ class WorkingTree:
         commit = self.repository.own_at(self.branch, moment) if self.branch else None
         return commit.id if commit is not None else None
 
-    def kept(self, moment: float) -> str | None:
-        """Return the commit that git's own log of HEAD has for a moment."""
+    def kept(self, moment: float, *, without: str = "") -> str | None:
+        """Return the commit that git's own log of HEAD has for a moment, or else what commands of git say."""
         end = bisect_right(self.checkouts, moment, key=lambda each: each[0])
-        commit_id = self.checkouts[end - 1][1] if end else None
+        commit_id = self.checkouts[end - 1][1] if end else self._told_at(moment, without)
         return commit_id if commit_id in self.repository.commits else None
 
-    def _candidates(self, moment: float, *, is_later_used: bool) -> list[GitCommit]:
+    def _told_at(self, moment: float, without: str) -> str | None:
+        """Return the commit that the nearest command of git names, if none may have moved it in between."""
+        at = bisect_right(self.told, moment, key=lambda each: each.moment)
+        near = (*self.told[:at][::-1][:2], *self.told[at : at + 2])
+        for each in near:
+            is_later = each.moment > moment
+            since, until = sorted((each.moment, moment))
+            if (
+                each.call_id != without
+                and each.branch == self.branch
+                and not (is_later and each.is_new)
+                and until - since < _LONGEST_TOLD_S
+                and not self.is_moved(since, until)
+            ):
+                return each.commit_id
+        return None
+
+    def _candidates(self, moment: float, *, without: str, is_later_used: bool) -> list[GitCommit]:
         moment += 1
         repository = self.repository
         found: dict[str, GitCommit] = {}
-        if (kept := self.kept(moment)) is not None:
+        if (kept := self.kept(moment, without=without)) is not None:
             found[kept] = repository.commits[kept]
         if (own := self._own(moment)) is not None:
             found[own] = repository.commits[own]

@@ -9,8 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from replay_pipeline.cli import app
+from replay_pipeline.settings import DEFAULT_TEACHERS
 from replay_pipeline.testing.sample import SESSIONS_DIR
-from tests.roots import pipeline_at, project_root, run_batches
+from tests.roots import pipeline_at, project_root, run_batches, sample_root
+from tests.support.looking import call
+from tests.support.settings_files import write_settings
+from tests.support.teachers import TeacherServer
+from tests.support.worked import Worked
 from trainer.data.dataset import load_preference_data
 from trainer.errors import DatasetError
 
@@ -133,3 +138,42 @@ def test_a_state_that_is_not_there_or_not_alone_is_refused(root):
         done = CliRunner().invoke(app, ["trace", beginning, "--data", str(root)])
         told = f"ids that begin with '{beginning}'" if n else "no state has an id that begins with"
         assert told in str(done.exception)
+
+
+def test_a_lesson_that_needs_a_look_is_trained_on_with_that_look_read_and_the_action_scored(
+    tmp_path,
+):
+    """The teachers read a file that the agent never opened, and edit it: published, and in tokens."""
+    work = Worked(tmp_path / "tides")
+    work.begin({"high.py": "HIGH = 3\n", "low.py": "LOW = 1\n"})
+    work.session.user("High water is 4 and low water is 2: mend high.py and low.py.")
+    work.read("high.py")
+    work.edit("high.py", "HIGH = 3", "HIGH = 4")
+    log, root = work.session.write(tmp_path / "projects"), tmp_path / "data"
+    pipeline = sample_root(root, sessions=log, ask_at="consequences")
+    [batch] = pipeline.ingest_new()
+    [state] = pipeline.asked_states([batch])
+    low = f"{state['cwd']}/low.py"
+    look = call("Read", file_path=low)
+    edit = call("Edit", file_path=low, old_string="LOW = 1", new_string="LOW = 2")
+    names = [spec.model for spec in DEFAULT_TEACHERS]
+    answers = {
+        state["state_id"]: dict.fromkeys(names, look),
+        f"{state['state_id']}+1": dict.fromkeys(names, edit),
+    }
+    with TeacherServer(answers) as server:
+        asked = {"teachers": server.teachers(), "ask_at": "consequences"}
+        write_settings(root, ingest={"sources": [log]}, replay=asked)
+        pipeline = pipeline_at(root)
+        run_batches(pipeline)
+    pipeline.publish()
+    life = json.loads(traced(root, state["state_id"], "--json"))
+    [row] = life["publish"]["positives/train"]
+    assert (row["kind"], row["n_looks"]) == ("lesson", 1)
+    assert "LOW = 1" in row["prompt"][-1]["content"]
+    [tokens] = life["train"]["tokens"]
+    read, scored = tokens["prompt (read, not scored)"], tokens["chosen (scored)"]
+    assert "LOW = 1" in read["text"].rpartition("low.py")[2]
+    assert "LOW = 2" not in read["text"]
+    assert "LOW = 2" in scored["text"]
+    assert len(scored["token_ids"]) == scored["n_tokens"]

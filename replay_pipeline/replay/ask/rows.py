@@ -19,13 +19,18 @@ def teacher_actions_table(
     actions: Iterable[TeacherAction], name: str = "teacher_actions"
 ) -> pa.Table:
     """Return one row per answer, in a fixed order: by state, then by teacher."""
-    rows = sorted(actions, key=lambda row: (row.state_id, row.teacher))
+    rows = sorted(actions, key=lambda row: (row.state_id, row.teacher, row.n_after or 0))
     return table_of([_to_row(action) for action in rows], name)
 
 
 def teacher_actions_from_table(table: pa.Table) -> list[TeacherAction]:
-    """Return the answers that `teacher_actions_table` wrote."""
-    return [_from_row(row) for row in table.to_pylist()]
+    """Return the answers that `teacher_actions_table` wrote, but for steps behind the votes."""
+    return [_from_row(row) for row in table.to_pylist() if row.get("n_after") is None]
+
+
+def continuations_from_table(table: pa.Table) -> list[TeacherAction]:
+    """Return the steps behind the votes."""
+    return [_from_row(row) for row in table.to_pylist() if row.get("n_after") is not None]
 
 
 def _to_row(answer: TeacherAction) -> dict[str, Any]:
@@ -46,4 +51,4 @@ def _from_row(row: dict[str, Any]) -> TeacherAction:
         if calls := json.loads(row["action_tool_calls_json"]):
             action["tool_calls"] = calls
     looks = msgspec.convert(json_value(row.get("looks_json") or "[]"), tuple[Look, ...])
-    return TeacherAction(action=action, looks=looks, **{name: row[name] for name in _PLAIN})
+    return TeacherAction(action=action, looks=looks, **{name: row.get(name) for name in _PLAIN})

@@ -3,14 +3,14 @@
 The decisions are drawn once, in proportion to kinds of work and projects, and kept under a name: the next model
 meets the same ones. Each is put to the model and to a panel of teachers of other makers, and some to the model that
 wrote the sessions, whose difference from itself is the best that any model can reach. Asking ends when
-the answer is known, or with the money.
+the answer is known, or with the money: if the decisions don't tell, further ones join them.
 """
 
 import hashlib
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ import msgspec
 from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.actions.votes import read_answer
 from replay_pipeline.errors import ConfigError, PriceError
+from replay_pipeline.judge.vain import IN_VAIN, looked_in_vain
 from replay_pipeline.judge.verdict import MARGIN, USUAL, Scored, judged, verdict
 from replay_pipeline.replay import Estimate, estimate, openrouter_name, replay_in_thread
 from replay_pipeline.replay.dialects.replies import MALFORMED
@@ -36,6 +37,8 @@ _PORTION = 15
 _AGAIN = 5
 """One in so many decisions is put to the agent's own model again."""
 _MOST_PANEL = 3
+_MOST_OVER = 2.0
+"""Further decisions are asked if so many times the money that is left should tell: they may tell sooner."""
 _FEWEST_OF_KIND = 10
 _INSTRUCTIONS = re.compile(
     r"(Contents of \S*CLAUDE\.md \(project instructions[^)]*\):\n\n).*?"
@@ -79,6 +82,7 @@ def verdict_run(
     cohort: str = "default",
     n_decisions: int = USUAL,
     instructions: str | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Receipt:
     """Judge whether a model could have done the work of the one that wrote the sessions.
 
@@ -90,6 +94,7 @@ def verdict_run(
         cohort: name under which the decisions are kept.
         n_decisions: how many a new cohort has.
         instructions: text that the model gets in the place of the project's CLAUDE.md.
+        tell: is given what is known for free, before anybody is asked.
 
     Returns:
         A receipt whose report has the sentence as `words`, the figures, and the verdict by kind of work.
@@ -99,7 +104,11 @@ def verdict_run(
         PriceError: a price is not known. Nothing was paid.
     """
     started = time.perf_counter()
-    agent, places = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
+    agent, drawn, rest = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
+    places = [*drawn, *rest]
+    if tell is not None:
+        for words in _prior_words(project, model, agent):
+            tell(words)
     tally = _Answers()
     spent, ended = 0.0, "all decisions were asked"
     with project.teachers(project.root.batches("states")) as teachers:
@@ -125,17 +134,27 @@ def verdict_run(
             if is_over:
                 ended = "the money was spent"
                 break
-            if verdict(each for _, each in tally.found).answer != "can't tell":
+            found = verdict(each for _, each in tally.found)
+            if found.answer != "can't tell":
                 ended = "the answer was known"
                 break
+            n_asked = start + len(portion)
+            worth_usd = _MOST_OVER * (max_total_usd - spent)
+            is_in_reach = found.n_more and found.n_more * spent / n_asked <= worth_usd
+            if n_asked >= len(drawn) and not is_in_reach:
+                ended = "the money left would hardly tell"
+                break
+    asked = places[: start + len(portion)] if places else []
+    if len(asked) > len(drawn):
+        _keep(project, cohort, agent, asked)
     report = _report(candidate, tally) | {
         "has_instructions": instructions is not None,
         "cohort": cohort,
         "panel": [teacher.name for teacher in panel],
         "spent_usd": round(spent, 6),
         "unspent_usd": round(max_total_usd - spent, 6),
-        "usd_per_decision": spent / (start + len(portion)) if places else None,
-        "ended": f"{ended} ({start + len(portion)} of {len(places)} decisions)",
+        "usd_per_decision": spent / len(asked) if asked else None,
+        "ended": f"{ended} ({len(asked)} of {len(places)} decisions)",
         "is_play": project.settings.played is not None,
         "than": agent,
     }
@@ -159,8 +178,8 @@ def _name(cohort: str, model: str = "") -> str:
 
 def cohort_of(
     project: Project, *, than: str | None, cohort: str, n_decisions: int
-) -> tuple[str, list[_Place]]:
-    """Return who made the decisions of a cohort, and the decisions in the order of asking.
+) -> tuple[str, list[_Place], list[_Place]]:
+    """Return who made the decisions of a cohort, these in the order of asking, and that model's others.
 
     A new cohort is drawn and kept. Decisions that are no longer there are left out.
 
@@ -174,7 +193,8 @@ def cohort_of(
                 f"the cohort {cohort!r} has decisions of {kept.report['than']}: name another one with --cohort"
             )
         known = {place.state_id: place for place in places}
-        return kept.report["than"], [known[s] for s in kept.report["states"] if s in known]
+        agent, named = kept.report["than"], kept.report["states"]
+        return agent, [known[s] for s in named if s in known], _others(places, agent, named)
     by_model = Counter(place.model for place in places)
     agent = than or max(by_model, key=lambda name: (by_model[name], name), default=None)
     own = [place for place in places if place.model == agent]
@@ -188,11 +208,23 @@ def cohort_of(
     step = max(1.0, len(own) / n_decisions)
     drawn = [own[int(number * step)] for number in range(min(n_decisions, len(own)))]
     drawn.sort(key=lambda place: _hashed(place.state_id))
-    report = {"than": agent, "states": [place.state_id for place in drawn]}
+    _keep(project, cohort, agent, drawn)
+    return agent, drawn, _others(own, agent, [place.state_id for place in drawn])
+
+
+def _keep(project: Project, cohort: str, agent: str, places: Sequence[_Place]) -> None:
+    """Keep which decisions a cohort has."""
+    report = {"than": agent, "states": [place.state_id for place in places]}
     project.receipts.write(
         Receipt(stage="verdict", batch=_name(cohort), version=1, report=report, seconds=0.0)
     )
-    return agent, drawn
+
+
+def _others(places: Iterable[_Place], agent: str, named: Iterable[str]) -> list[_Place]:
+    """Return a model's decisions that are not named, in an order that has nothing to do with them."""
+    left_out = set(named)
+    own = (place for place in places if place.model == agent and place.state_id not in left_out)
+    return sorted(own, key=lambda place: _hashed(place.state_id))
 
 
 def _hashed(text: str) -> bytes:
@@ -386,7 +418,8 @@ def _judge(
             continue
         shown = state.get("tools") or (), state["messages"]
         tried = _credible(trials.get(place.state_id), agent, state)
-        tally.found.append((place.kind, judged(action, agent, others, *shown, tried=tried)))
+        kind = IN_VAIN if looked_in_vain(state) else place.kind
+        tally.found.append((kind, judged(action, agent, others, *shown, tried=tried)))
         tally.usd.append(own.cost_usd)
         if (usd := agent_usd.get(place.state_id)) is not None:
             tally.agent_usd.append(usd)
@@ -483,26 +516,24 @@ def _joined(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def prior_words(
-    project: Project, model: str, *, than: str | None, cohort: str, n_decisions: int
-) -> list[str]:
+def _prior_words(project: Project, model: str, agent: str) -> list[str]:
     """Return what public scores say of a model before anybody is asked, without a network."""
-    agent, _ = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
     named = {each.name: each.model for each in project.settings.replay.teachers}
     return words_of_scores(agent, {model: named.get(model, model)})
 
 
 def verdict_estimate(
     project: Project, model: str, *, than: str | None, cohort: str, n_decisions: int
-) -> Estimate:
-    """Return what a verdict would cost."""
-    agent, places = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
+) -> tuple[Estimate, list[str]]:
+    """Return what a verdict would cost, and what is known for free."""
+    agent, places, _ = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
     with project.teachers(project.root.batches("states")) as teachers:
         candidate, panel = models_of(project, teachers, model, agent)
-        return estimate(
+        cost = estimate(
             _states(project, sorted(places)),
             [candidate, *panel],
             ledger=project.settings.ledger_url(),
             accepted_terms=_terms([candidate, *panel]),
             **accounts(project),
         )
+    return cost, _prior_words(project, model, agent)

@@ -22,12 +22,20 @@ from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.redaction.redactor import Redactor, placeholders_in
 from replay_pipeline.settings import redaction_salt
 from replay_pipeline.stages.project import Project
-from replay_pipeline.stages.work.trials import Hidden, is_hidden, names_of, restored, sandbox_of
+from replay_pipeline.stages.work.trials import (
+    Hidden,
+    is_hidden,
+    judge_of,
+    names_of,
+    restored,
+    sandbox_of,
+)
 from replay_pipeline.stages.work.workspaces import Workspaces, ids_of
 from replay_pipeline.types import LookAnswer, Message, TraceState
 from replay_pipeline.workspaces.logs import LoggedCall
 from replay_pipeline.workspaces.looks import LOOKS_AT_FILES, REFUSED, LookPlace, look_at
 from replay_pipeline.workspaces.sandbox import Sandbox
+from replay_pipeline.workspaces.verdicts import StatePlace, TriedCall
 
 _TODOS = (
     "Todos have been modified successfully. Ensure that you continue to use the todo list to track your "
@@ -52,6 +60,7 @@ class LoggedLooks:
         self._positions: dict[str, LookPlace] | None = None
         self._actions: dict[int, Action] = {}
         options = project.settings.workspaces
+        self._judge = judge_of(options, kept=project.settings.local_dir() / "runs.sqlite")
         self._sandbox: Sandbox | None = None
         with suppress(*() if options.execute == "commands" else (ConfigError,)):
             self._sandbox = sandbox_of(options)
@@ -88,6 +97,40 @@ class LoggedLooks:
         shown = placeholders_in([json.dumps(state["messages"])])
         hide = Hidden(self._redactor, names, at.step.cwd, shown)
         return replace(found, text=hide(found.text))
+
+    def carried_out(self, state: TraceState, steps: Sequence[Message]) -> list[LookAnswer] | None:
+        """Return what the calls of the last of some steps show, the first of which is taken at a state.
+
+        Each is carried out on the files as the steps before it left them. None where that can't be done.
+        """
+        with self._lock:
+            at = self._position(state)
+            if at is None:
+                return None
+            names = names_of(state.get("cwd"), at.step.cwd)
+            calls = [
+                c for step in steps for c in canonical_action(step, cwd=state.get("cwd")).calls
+            ]
+            real = [TriedCall(call.name, restored(call.values(), names)) for call in calls]
+            books = [_of_books(call, state["messages"]) for call in calls]
+            run = [call for call, text in zip(real, books, strict=True) if text is None]
+            if any(is_hidden(call.arguments) for call in run):
+                return None
+            shown = self._judge.answers(StatePlace(at.history, at.step), run)
+            if shown is None:
+                return None
+            hide = Hidden(
+                self._redactor, names, at.step.cwd, placeholders_in([json.dumps(state["messages"])])
+            )
+            texts = iter(shown)
+            answers = [
+                LookAnswer(text=text, source="fixed")
+                if text is not None
+                else LookAnswer(text=hide(next(texts)), source="run")
+                for text in books
+            ]
+        n_last = len(canonical_action(steps[-1], cwd=state.get("cwd")).calls)
+        return answers[len(answers) - n_last :]
 
     def _position(self, state: TraceState) -> LookPlace | None:
         """Return where a state stands: before its own calls, or else after the last call of its prompt."""

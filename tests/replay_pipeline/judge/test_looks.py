@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from replay_pipeline.judge.records import outcomes_table, pairs_table, positives_table
+from replay_pipeline.judge.vain import looked_in_vain
 from replay_pipeline.storage.pair_rows import with_prompts
 from replay_pipeline.types import Look, LookAnswer, TeacherAction
 from tests.support.looking import call
@@ -67,3 +68,22 @@ def test_looks_that_did_not_show_it_make_nothing_of_it(answer):
     assert outcome == "infeasible"
     assert not report.positives
     assert positives_table([]).schema.field("n_looks").type == pa.int32()
+
+
+def test_looks_in_vain_are_told_from_others_until_the_agent_acts_or_is_spoken_to():
+    def after(*steps):
+        messages = [message for look, shown in steps for message in (look, result(shown))]
+        return looked_in_vain({**STATE, "messages": [*STATE["messages"], *messages]})
+
+    def result(text):
+        return {"role": "tool", "tool_call_id": "call_1", "content": text}
+
+    read, search = READ.action, call("Grep", pattern="high")
+    listed = call("Bash", command="ls -la missing")
+    assert after((read, "a"), (read, "b"), (read, "c"))
+    assert after((search, "No matches found"), (read, "a"))
+    assert after((listed, "(Bash completed with no output)"))
+    assert not after((read, "a"), (read, "b"), (search, "high.py:1"))
+    assert not after((read, "a"), (read, "b"), (EDIT, "updated"), (read, "c"))
+    assert not after((search, "No matches found"), (EDIT, "updated"), (read, "c"))
+    assert not after()

@@ -4,6 +4,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from replay_pipeline.replay.ask.rows import continuations_from_table
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.views.page import write_page_of
@@ -150,3 +151,45 @@ def test_the_pipeline_asks_on_and_keeps_every_step(tmp_path, work):
     assert none["only_looked"] == {"still_looking": len(rows)}
     assert not none["n_sent"]
     assert len(rows) == 3 * len(states)
+
+
+def test_teachers_go_on_behind_their_votes_and_each_step_is_carried_out_and_paid_once(
+    tmp_path, work
+):
+    """They edit another file than the agent, read it, and end: three votes, two steps behind each."""
+    pipeline, batch = opened(tmp_path, work)
+    states = [*pipeline.asked_states([batch])]
+    state_id, low = states[0]["state_id"], f"{states[0]['cwd']}/tide/low.py"
+    edit = call("Edit", file_path=low, old_string="return 1", new_string="return 5")
+    done = {"role": "assistant", "content": "Done."}
+    names = [spec.model for spec in SAMPLE_TEACHERS]
+    answers = {state["state_id"]: dict.fromkeys(names, done) for state in states[1:]}
+    answers[state_id] = dict.fromkeys(names, edit)
+    for spec in SAMPLE_TEACHERS:
+        answers[f"{state_id}>{spec.name}+1"] = {spec.model: call("Read", file_path=low)}
+        answers[f"{state_id}>{spec.name}+2"] = {spec.model: done}
+    with TeacherServer(answers) as server:
+        teachers = [spec.model_dump(exclude_unset=True) for spec in server.teachers()]
+        asked = {"teachers": teachers, "gates": [], "steps_after": 3}
+        pipeline, batch = opened(tmp_path, work, "files", **asked)
+        report = pipeline.replay(batch).report
+        n_charged = server.bill().n_charged
+        assert report["n_after"] == 6
+        assert n_charged == 3 * len(states) + 6
+        assert round(report["newly_spent_usd"] * 1e9) == server.bill().total_nano
+        fewer, _ = opened(tmp_path, work, "files", **asked | {"steps_after": 1})
+        again = fewer.replay(batch).report
+        assert (again["n_after"], again["newly_spent_usd"]) == (3, 0)
+        assert server.bill().n_charged == n_charged
+        pipeline.replay(batch)
+    steps = continuations_from_table(pipeline.root.read("teacher_actions", batch))
+    assert [step.n_after for step in steps] == [1, 2] * 3
+    vote, look = steps[1].looks
+    assert "has been updated" in vote.answers[0].text
+    assert look.answers[0].text.splitlines()[1] == "     2→    return 5"
+    assert vote.answers[0].source == "run"
+    pipeline.pairs(batch)
+    rows = pipeline.root.read("positives", batch).to_pylist()
+    went_on = [row for row in rows if row["kind"] == "continuation"]
+    assert [row["n_looks"] for row in went_on] == [1, 2] * 3
+    assert {row["teachers_agreeing"][0] for row in went_on} == {s.name for s in SAMPLE_TEACHERS}
