@@ -139,6 +139,10 @@ class History:
             tree = self._trees[root] = WorkingTree(root, self.repository)
         return tree
 
+    def has_trees_below(self, folder: str) -> bool:
+        """Return whether other working trees lie in a folder, as those of `git worktree` do."""
+        return self.roots is not None and self.roots.has_any_below(folder)
+
     def enter(self, order: int, step: LoggedCall, *, is_own_used: bool = False) -> None:
         """Go to the time before a step's answer.
 

@@ -184,6 +184,8 @@ def _shown(
 ) -> LookAnswer | None:
     run = ToolRun(files, cwd=at.step.cwd or "/")
     is_absent = False
+    if name == "Glob" and at.history.has_trees_below(run.path(arguments.get("path") or ".")):
+        return None  # it lists their files too, of which nobody knows all
     if name == "Read":
         file = files.file(run.path(arguments["file_path"]))
         if file is None or _NO_TEXT.search(arguments["file_path"]):
@@ -200,7 +202,7 @@ def _shown(
     if name == "Read" and result.text.count("\n") + 1 >= MAX_READ_LINES:
         return None
     text = result.text
-    if result.error_kind is not None:
+    if result.error_kind == "not_found":
         text = f"{REFUSED}{text}</tool_use_error>"
     elif name == "Read" and _numbers_with_tabs(at):
         text = _ARROW.sub(r"\1\t", text)

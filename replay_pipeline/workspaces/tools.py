@@ -84,10 +84,16 @@ class ToolRun:
         if file.text is not None:
             return file
         if any(each != path for each in self.view.below(path) or ()):
-            return ToolResult(
-                f"EISDIR: illegal operation on a directory, read '{path}'", "is_directory"
-            )
-        return ToolResult("File does not exist.", "not_found")
+            return ToolResult("EISDIR: illegal operation on a directory, read", "is_directory")
+        return ToolResult(f"File does not exist.{self._meant(path)}", "not_found")
+
+    def _meant(self, path: str) -> str:
+        """Return what the client asks where a file of this name has another ending."""
+        folder, _, name = path.rpartition("/")
+        stem = f"{folder}/{name.rpartition('.')[0] or name}."
+        beside = [each for each in self.view.below(folder) or () if each.startswith(stem)]
+        meant = next((each for each in sorted(beside) if "." not in each[len(stem) :]), None)
+        return f" Did you mean {meant.rpartition('/')[2]}?" if meant else ""
 
     def _read(self, arguments: Mapping[str, Any]) -> ToolResult:
         path = self.path(arguments["file_path"])

@@ -274,6 +274,10 @@ class Roots:
         """Return whether any commit has this path, relative to a root."""
         return path in self._paths
 
+    def has_any_below(self, folder: str) -> bool:
+        """Return whether working trees lie in a folder."""
+        return any(root != folder and is_below(root, folder) for root in self._roots)
+
     def root_of(self, path: str) -> str | None:
         """Return the innermost working tree that contains a path."""
         return next((root for root in self._roots if is_below(path, root)), None)

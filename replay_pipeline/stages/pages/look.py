@@ -108,8 +108,8 @@ class Contents:
     """Returns the answers at some states, by state."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
     """How often each family of models is right, estimated from the votes."""
-    verdicts: Sequence[Mapping[str, str]] = ()
-    """The verdicts on models, newest first: `words`, and the day as `at`."""
+    verdicts: Sequence[Mapping[str, Any]] = ()
+    """The verdicts on models, newest first: `words`, the day as `at`, and the interval beside that of the agent, asked `again`."""
     agent_alike: float | None = None
     """How often the agents' own models, asked again, take the recorded action, which is the ceiling; None if unknown."""
     pairs: Iterable[Mapping[str, Any]] = ()

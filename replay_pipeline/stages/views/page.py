@@ -79,10 +79,11 @@ def _agent_alike(project: Project) -> float | None:
     return None if left is None else 1 - left
 
 
-def _verdicts(project: Project) -> list[dict[str, str]]:
+def _verdicts(project: Project) -> list[dict[str, Any]]:
+    shown = ("words", "model", "than", "difference", "low", "high", "margin", "again")
     receipts = sorted(project.receipts.all(stage="verdict"), key=lambda each: each.at, reverse=True)
     return [
-        {"words": each.report["words"], "at": each.at[:10]}
+        {"at": each.at[:10], **{name: each.report.get(name) for name in shown}}
         for each in receipts
         if "words" in each.report
     ]

@@ -110,3 +110,21 @@ function points(series, xTitle, yTitle) {
     },
   });
 }
+
+function intervals(rows, xTitle) {
+  return () => ({
+    type: "bar",
+    data: {
+      labels: rows.map((row) => row.name),
+      datasets: [{
+        data: rows.map((row) => [100 * row.low, 100 * row.high]),
+        backgroundColor: rows.map((row) => shade(row.isCeiling ? "--soft" : PALETTE[0])), barThickness: 16, borderSkipped: false,
+      }],
+    },
+    options: {
+      indexAxis: "y", responsive: true, maintainAspectRatio: false,
+      scales: { x: axis(xTitle, (value) => `${value}`), y: { grid: { display: false } } },
+      plugins: { legend: { display: false }, tooltip: { callbacks: { label: (item) => `${Math.round(item.raw[0])} to ${Math.round(item.raw[1])} of 100` } } },
+    },
+  });
+}

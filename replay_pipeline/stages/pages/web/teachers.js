@@ -11,6 +11,14 @@ async function showTeachers(main) {
     const said = element("div", "card wide");
     for (const verdict of found.verdicts) said.append(element("p", "", verdict.words, element("span", "sub", verdict.at)));
     main.append(said);
+    const newest = found.verdicts.filter((each, n) => found.verdicts.findIndex((other) => other.model === each.model) === n);
+    const rows = newest.map((each) => ({ name: each.model, ...each }));
+    const asked = newest.find((each) => each.again);
+    if (asked) rows.unshift({ name: `the ceiling: ${asked.than}, asked again`, ...asked.again, isCeiling: true });
+    const picture = element("section", "card wide", element("h2", "", "Right of 100 decisions, beside the agent"));
+    main.append(picture);
+    chart(picture, rows.map((row) => `${row.name}: ${points100(row.difference)} (${points100(row.low)} to ${points100(row.high)})`).join("; "),
+      intervals(rows, `more or fewer right of 100; a model could do the work if its bar begins right of ${points100(-newest[0].margin)}`));
   } else {
     main.append(element("p", "note", "replay-pipeline verdict MODEL says in one sentence whether a model could have done this work."));
   }
@@ -54,5 +62,7 @@ async function showTeachers(main) {
     ], rows, title)));
   }
 }
+
+const points100 = (share) => `${share > 0 ? "+" : ""}${Math.round(100 * share)}`;
 
 const shareOf = (t) => (t ? element("span", "", percent(t.share_alike), element("span", "sub", `${Math.round(100 * t.interval[0])}–${Math.round(100 * t.interval[1])} · ${fine(100 * t.usd_per_decision)}`)) : "–");
