@@ -125,6 +125,8 @@ class Repository:
         ).splitlines():
             commit_id, _, name = line.partition(" ")
             parts = name.split("/")
+            if parts[-1] == "HEAD":
+                continue  # of a remote: which branch a clone checks out, and no branch itself
             found["/".join(parts[2:] if parts[1] == "heads" else parts[3:])] = commit_id
         return found
 

@@ -154,7 +154,7 @@ def verdict_run(
         "spent_usd": round(spent, 6),
         "unspent_usd": round(max_total_usd - spent, 6),
         "usd_per_decision": spent / len(asked) if asked else None,
-        "ended": f"{ended} ({len(asked)} of {len(places)} decisions)",
+        "ended": f"{ended} ({len(asked)} of {max(len(drawn), len(asked))} decisions)",
         "is_play": project.settings.played is not None,
         "than": agent,
     }

@@ -232,9 +232,10 @@ def _write_sessions(
     files.add("sessions", sums.sessions)
     files.add("words", dict(sorted(sessions_with.items())), is_packed=True)
     figures = {**sums.figures(), **contents.read, "timezone": contents.days.zone_name}
-    if (teachers := compared.figures(contents.accuracy)) is not None:
+    teachers = compared.figures(contents.accuracy)
+    if teachers is not None or contents.verdicts:
         figures["teachers"] = {
-            **teachers,
+            **(teachers or {"teachers": [], "played": []}),
             "verdicts": contents.verdicts,
             "agent_alike": contents.agent_alike,
         }

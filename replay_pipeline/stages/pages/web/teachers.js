@@ -13,15 +13,17 @@ async function showTeachers(main) {
     main.append(said);
     const newest = found.verdicts.filter((each, n) => found.verdicts.findIndex((other) => other.model === each.model) === n);
     const rows = newest.map((each) => ({ name: each.model, ...each }));
-    const asked = newest.find((each) => each.again);
-    if (asked) rows.unshift({ name: `the ceiling: ${asked.than}, asked again`, ...asked.again, isCeiling: true });
+    const again = newest.map((each) => each.again).filter(Boolean).sort((one, other) => other.n - one.n);
+    if (again.length) rows.unshift({ name: "the agent, asked again", ...again[0], isCeiling: true });
     const picture = element("section", "card wide", element("h2", "", "Right of 100 decisions, beside the agent"));
     main.append(picture);
     chart(picture, rows.map((row) => `${row.name}: ${points100(row.difference)} (${points100(row.low)} to ${points100(row.high)})`).join("; "),
-      intervals(rows, `more or fewer right of 100; a model could do the work if its bar begins right of ${points100(-newest[0].margin)}`));
+      intervals(rows, "more or fewer right, of 100"));
+    main.append(element("p", "note", `A model could do the work if its bar begins right of ${points100(-newest[0].margin)}. The agent, asked again, is the ceiling: nobody agrees with it more than it does itself.`));
   } else {
     main.append(element("p", "note", "replay-pipeline verdict MODEL says in one sentence whether a model could have done this work."));
   }
+  if (!teachers.length) return;
   main.append(element("p", "note", `${found.caveat} Intervals are 95 % (Wilson).`));
   const newest = overview.total.last;
   const sums = (days) => {
