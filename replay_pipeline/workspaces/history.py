@@ -38,6 +38,8 @@ _DISCARDS = re.compile(
 )
 
 
+_SOON_S = 3600.0
+"""A file that is first seen later than this may have been another one before."""
 _ELSEWHERE = re.compile(r"\bcd\s|\s-C\s|--git-dir|\bssh\b")
 _ASKS_HEAD = re.compile(
     r"git log(?: (?:--oneline|--stat|--(?:no-)?decorate|-n ?\d+|-\d+))*|git rev-parse (?:--short )?HEAD"
@@ -109,6 +111,8 @@ class History:
         self.known: dict[str, KnownContent] = {}
         self.parts: dict[str, list[ShownLines]] = {}
         """What was seen of each file since it was last known whole."""
+        self._rewritten = set[str]()
+        """Files that were found otherwise than the agent wrote them: neither as written nor as committed."""
         self.read: dict[tuple[str, str], dict[str, str | None]] = {}
         """Files that a session has read, and how they were then."""
         self._trees: dict[str, WorkingTree] = {}
@@ -126,6 +130,7 @@ class History:
         if self._copies is None:
             self._copies = dict(self.known), dict(self.parts)
         other.known, other.parts = self._copies
+        other._rewritten = set(self._rewritten)
         other._trees = {root: copy(tree) for root, tree in self._trees.items()}
         return other
 
@@ -218,7 +223,8 @@ class History:
                 is_same = known is None or known.text is None
                 return TreeFile(None, "log", is_sure=is_same, origin=later.call_id)
             if later.part is not None and later.part.is_whole:
-                is_same = known is None or known.text == later.part.text
+                is_soon = later.moment - self._now[1] < _SOON_S
+                is_same = is_soon if known is None else known.text == later.part.text
                 return TreeFile(later.part.text, "log", is_sure=is_same, origin=later.call_id)
         if tree is None:
             return self._of_log(known, later) if known is not None else None
@@ -270,7 +276,8 @@ class History:
                 return self._of_log(known, later, tree)
             return TreeFile(None, "git", is_sure=False, origin=commit.id)
         text = text_of(tree.repository.blob(blob))
-        if text is not None and tree.has_conflicts:
+        is_rewritten = path in self._rewritten or tree.is_named_by_change(relative)
+        if text is not None and (tree.has_conflicts or is_rewritten):
             return TreeFile(text, "mixed", is_sure=False, origin=commit.id)
         # Where another commit is about as likely, the file is sure if it is the same there.
         is_sure = all(
@@ -353,6 +360,7 @@ class History:
     def _learn(self, path: str, text: str | None, step: LoggedCall, *, is_written: bool) -> None:
         tree = self.tree_of(path)
         self.parts.pop(path, None)
+        self._rewritten.discard(path)
         head = self._head_blob(tree, tree.relative(path)) if tree is not None else None
         branch = tree.branch if tree is not None else None
         self.known[path] = KnownContent(
@@ -374,6 +382,8 @@ class History:
                 is_written = before.is_written
             else:
                 del self.known[path]
+                if before.is_written:
+                    self._rewritten.add(path)
         if part.is_whole:
             self._learn(path, part.text, step, is_written=is_written)
         else:
@@ -408,6 +418,10 @@ class History:
             return
         if not shell_plan(command, step.cwd).keeps_files:
             tree.touched = step.answered
+            tree.changes = [*tree.changes, command]
+        if _MOVES.search(command) and not step.is_error:
+            tree.changes = []
+            self._rewritten = {each for each in self._rewritten if self.tree_of(each) is not tree}
         if _CONFLICT.search(step.text):
             tree.has_conflicts = True
         elif _MOVES.search(command) and not step.is_error:

@@ -72,12 +72,18 @@ class WorkingTree:
         self._ranked: tuple[object, list[GitCommit], list[GitCommit]] = (None, [], [])
         self.touched = 0.0
         """When a command last ran that may have changed any file."""
+        self.changes: list[str] = []
+        """Commands since the last one of git that may have changed files."""
         self.has_conflicts = False
         """Whether git has left marks of conflicts in files that no commit has."""
 
     def relative(self, path: str) -> str:
         """Return the repository's name for a path below the root."""
         return path.removeprefix(self.root + "/")
+
+    def is_named_by_change(self, relative: str) -> bool:
+        """Return whether a command that may have changed files names one, since git last put files there."""
+        return any(relative in command for command in self.changes)
 
     def add(self, evidence: Evidence) -> None:
         """Add evidence about a file."""
