@@ -161,13 +161,12 @@ def verdict(
         if model is None:
             found = compare(work)
         elif only_estimate:
-            cost, words = verdicts.verdict_estimate(
-                work, model, than=than, cohort=cohort, n_decisions=size
+            words: list[str] = []
+            tell = words.append if as_json else _say_known
+            cost = verdicts.verdict_estimate(
+                work, model, than=than, cohort=cohort, n_decisions=size, tell=tell
             )
-            if not as_json:
-                for said in words:
-                    _say_known(said)
-            found = {**cost.to_json(), "words": words * as_json, "ceiling_usd": max_total_usd}
+            found = {**cost.to_json(), "words": words, "ceiling_usd": max_total_usd}
         else:
             found = verdicts.verdict_run(
                 work,

@@ -523,17 +523,24 @@ def _prior_words(project: Project, model: str, agent: str) -> list[str]:
 
 
 def verdict_estimate(
-    project: Project, model: str, *, than: str | None, cohort: str, n_decisions: int
-) -> tuple[Estimate, list[str]]:
-    """Return what a verdict would cost, and what is known for free."""
+    project: Project,
+    model: str,
+    *,
+    than: str | None,
+    cohort: str,
+    n_decisions: int,
+    tell: Callable[[str], None],
+) -> Estimate:
+    """Return what a verdict would cost. `tell` is given what is known for free."""
     agent, places, _ = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
+    for words in _prior_words(project, model, agent):
+        tell(words)
     with project.teachers(project.root.batches("states")) as teachers:
         candidate, panel = models_of(project, teachers, model, agent)
-        cost = estimate(
+        return estimate(
             _states(project, sorted(places)),
             [candidate, *panel],
             ledger=project.settings.ledger_url(),
             accepted_terms=_terms([candidate, *panel]),
             **accounts(project),
         )
-    return cost, _prior_words(project, model, agent)

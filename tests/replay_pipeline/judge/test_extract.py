@@ -212,6 +212,7 @@ def row(**told):
         "is_tie": False,
         "invalid_reason": None,
         "why": None,
+        "looked_in_vain": None,
     }
     return plain | told
 
