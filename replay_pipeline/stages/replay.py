@@ -78,8 +78,8 @@ def ask_teachers(
     if project.settings.replay.steps_after:
         facts |= {
             "n_after": len(went_on.actions),
-            "spent_usd": round(facts["spent_usd"] + went_on.cost_usd, 9),
-            "newly_spent_usd": round(facts["newly_spent_usd"] + went_on.paid_usd, 9),
+            "spent_usd": round(report.spent_usd + went_on.cost_usd, 9),
+            "newly_spent_usd": round(spent_usd + went_on.paid_usd, 9),
             "is_complete": facts["is_complete"] and went_on.is_complete,
         }
     return facts
@@ -102,7 +102,8 @@ def steps_after(
     if not (n_steps := project.settings.replay.steps_after):
         return WentOn()
     named = {teacher.name: teacher for teacher in teachers}
-    options = {**asking_options(project, night), "gates": ()}
+    options = asking_options(project, night)
+    options["gates"] = ()
 
     def ask(teacher: str, prompts: Sequence[TraceState], max_usd: float) -> ReplayReport:
         return replay_in_thread(

@@ -51,4 +51,6 @@ def _from_row(row: dict[str, Any]) -> TeacherAction:
         if calls := json.loads(row["action_tool_calls_json"]):
             action["tool_calls"] = calls
     looks = msgspec.convert(json_value(row.get("looks_json") or "[]"), tuple[Look, ...])
-    return TeacherAction(action=action, looks=looks, **{name: row.get(name) for name in _PLAIN})
+    # A table that was written before steps behind votes has only votes.
+    plain = {"n_after": None, **row}
+    return TeacherAction(action=action, looks=looks, **{name: plain[name] for name in _PLAIN})
