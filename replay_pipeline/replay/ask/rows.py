@@ -52,5 +52,5 @@ def _from_row(row: dict[str, Any]) -> TeacherAction:
             action["tool_calls"] = calls
     looks = msgspec.convert(json_value(row.get("looks_json") or "[]"), tuple[Look, ...])
     # A table that was written before steps behind votes has only votes.
-    plain = {"n_after": None, **row}
+    plain: dict[str, Any] = {"n_after": None, **row}
     return TeacherAction(action=action, looks=looks, **{name: plain[name] for name in _PLAIN})
