@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ from replay_pipeline.types import LookAnswer, Message, TraceState
 from replay_pipeline.workspaces.logs import LoggedCall
 from replay_pipeline.workspaces.looks import LOOKS_AT_FILES, REFUSED, LookPlace, look_at
 from replay_pipeline.workspaces.sandbox import Sandbox
-from replay_pipeline.workspaces.verdicts import StatePlace, TriedCall
+from replay_pipeline.workspaces.verdicts import Judge, StatePlace, TriedCall
 
 _TODOS = (
     "Todos have been modified successfully. Ensure that you continue to use the todo list to track your "
@@ -60,12 +61,16 @@ class LoggedLooks:
         self._positions: dict[str, LookPlace] | None = None
         self._actions: dict[int, Action] = {}
         options = project.settings.workspaces
-        self._judge = judge_of(options, kept=project.settings.local_dir() / "runs.sqlite")
         self._sandbox: Sandbox | None = None
         with suppress(*() if options.execute == "commands" else (ConfigError,)):
             self._sandbox = sandbox_of(options)
         redacts = project.settings.ingest.is_redacted
         self._redactor = Redactor(salt=redaction_salt()) if redacts else None
+
+    @cached_property
+    def _judge(self) -> Judge:
+        settings = self._project.settings
+        return judge_of(settings.workspaces, kept=settings.local_dir() / "runs.sqlite")
 
     def close(self) -> None:
         """Let go of the repositories."""
