@@ -33,6 +33,7 @@ python_logs: {{python_log_level: WARNING}}
 concurrency:
   runs: {{max_concurrent_runs: 2}}
   pools: {{default_limit: 1, granularity: op}}
+code_servers: {{local_startup_timeout: 280}}
 run_retries: {{enabled: true, max_retries: 3, retry_on_asset_or_op_failure: false}}
 run_monitoring:
   enabled: true

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -96,7 +96,7 @@ def main(workspace: str, port: int, page: Path) -> None:
     listener = _listen(port)
     with (
         dg.DagsterInstance.get() as instance,
-        _code_servers(instance, workspace) as served,
+        _code_servers(instance, workspace) as (served, are_kept),
         _daemon(served) as given_up,
     ):
         instance.optimize_for_webserver(
@@ -120,7 +120,7 @@ def main(workspace: str, port: int, page: Path) -> None:
                 )
             )
             threading.Thread(
-                target=_look_after, args=(context, given_up, server), daemon=True
+                target=_look_after, args=(context, given_up, server, are_kept), daemon=True
             ).start()
             sys.stdout.write(f"Open http://127.0.0.1:{port}/?{TOKEN}={token}  (Ctrl-C stops it)\n")
             sys.stdout.flush()
@@ -141,13 +141,20 @@ def _listen(port: int) -> socket.socket:
 
 
 @contextmanager
-def _code_servers(instance: dg.DagsterInstance, workspace: str) -> Iterator[str]:
-    """Start the code location once for all; gives a workspace that names it by its socket."""
+def _code_servers(
+    instance: dg.DagsterInstance, workspace: str
+) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Start the code location once for all.
+
+    Yields a workspace that names it by its socket, and whether a dead server is still started again:
+    after one that didn't come up in time, Dagster gives up without a word.
+    """
     target = WorkspaceFileTarget([workspace])
     with ProxyServerManager(instance, target, _LOG_LEVEL) as servers, TemporaryDirectory() as name:
         path = Path(name) / "workspace.yaml"
         path.write_text(yaml.safe_dump({"load_from": servers.get_code_server_specs()}), "utf-8")
-        yield str(path)
+        threads = servers._process_monitoring_threads
+        yield str(path), lambda: bool(threads) and all(each.is_alive() for each in threads)
 
 
 @contextmanager
@@ -206,10 +213,20 @@ def _run_daemon(workspace: str, stop: threading.Event) -> int:
 
 
 def _look_after(
-    context: WorkspaceProcessContext, given_up: threading.Event, server: uvicorn.Server
+    context: WorkspaceProcessContext,
+    given_up: threading.Event,
+    server: uvicorn.Server,
+    are_kept: Callable[[], bool],
 ) -> None:
-    """End and retry what died, again and again; without its daemon, end the server, too."""
+    """End and retry what died, again and again; without daemon or code servers, end the server, too."""
     while not given_up.wait(_RECONCILED_EVERY_S):
+        if not are_kept():
+            sys.stderr.write(
+                "error: Dagster's code server did not come up again. Everything stops; what is paid for "
+                "is kept\n"
+            )
+            given_up.set()
+            break
         # What the store or a code server refuses now, it may take the next time.
         with suppress(dg.DagsterError, SQLAlchemyError):
             reconcile(context.instance)
