@@ -17,8 +17,11 @@ _MIN_SIMILARITY = 0.4
 _MAIN_KEYS = ("command", "file_path", "pattern", "notebook_path", "url", "query", "prompt", "path")
 _PLACES = {key: n for n, key in enumerate((*_MAIN_KEYS, "old_string", "new_string", "content"))}
 """Where an argument stands when people read it: first what is acted on, then how."""
-_LOCAL_COMMAND = re.compile(r"<((?:local-)?command-[a-z]+)>.*?</\1>\s*", re.DOTALL)
-"""What Claude Code notes about its own commands inside a user's message."""
+_OF_CLIENT = re.compile(
+    r"<((?:local-)?command-[a-z]+)>.*?</\1>\s*|\[Request interrupted by user[^\]\n]*\]\s*",
+    re.DOTALL,
+)
+"""What Claude Code notes inside a user's message: its own commands, and interruptions."""
 _TOKENS = re.compile(r"\w+|\s+|[^\w\s]")
 
 Segment = tuple[str, bool]
@@ -199,7 +202,7 @@ def _row(kind: str, one: str | None, other: str | None) -> DiffRow:
 def last_request(messages: Sequence[Message], *, max_chars: int = 600) -> str:
     """Return the last words of the user before the state."""
     for message in reversed(messages):
-        text = _LOCAL_COMMAND.sub("", _message_text(message)).strip()
+        text = _OF_CLIENT.sub("", _message_text(message)).strip()
         if message.get("role") == "user" and text:
             return _shortened(text, max_chars)
     return ""

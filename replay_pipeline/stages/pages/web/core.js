@@ -115,6 +115,7 @@ function markdown(value, needles = []) {
 
 // Libraries are loaded when they are first used.
 const library = (name, global) => (window[global] ? null : load(`library ${name}`, () => add(`${name}.min.js`)));
+const forMarkdown = () => Promise.all([library("markdown-it.umd", "markdownit"), library("purify", "DOMPurify")]);
 
 function marked(text, needles) {
   const parts = [];

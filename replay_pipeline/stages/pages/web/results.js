@@ -14,7 +14,9 @@ async function showDataset(main) {
     found.dropped && Object.keys(found.dropped).length ? card("Dropped by", counts(found.dropped, "Dropped by")) : null,
   ));
   main.append(element("p", "note", `It lies in ${found.dataset.split("/").slice(-2).join("/")}${found.repo_id ? `, and on the Hub as ${found.repo_id}` : ""}.`));
-  if (found.card) main.append(element("section", "card wide", element("h2", "", "Card"), prose(found.card)));
+  if (!found.card) return;
+  await forMarkdown();
+  main.append(element("section", "card wide", element("h2", "", "Card"), markdown(found.card)));
 }
 
 // First in words what was learned, then before and after, one curve and three examples; the rest is folded.

@@ -11,7 +11,7 @@ async function showSession(main, { rest: [id, stateId], query }) {
   if (n < 0) return void main.append(element("p", "empty", "No session has this address."));
   const session = sessions[n];
   const turns = await load(`session-${n}`);
-  await Promise.all([library("markdown-it.umd", "markdownit"), library("purify", "DOMPurify")]);
+  await forMarkdown();
   const told = session.has_answers ? await load(`answers-${n}`) : { answers: {}, portion: {} };
   const needles = needlesOf(query.get("q") ?? "");
   main.append(sessionHead(session, sessions));
