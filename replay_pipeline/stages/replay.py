@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.actions import canonical_action
+from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay import NOT_ASKED, refuse_if_nobody_answers, replay_facts
 from replay_pipeline.settings import Settings, redaction_salt
 from replay_pipeline.stages.receipts import Overview, Receipt, added, total
@@ -36,13 +37,17 @@ def ask_teachers(
     `night`, over all its runs, cost at most `max_nightly_usd`.
 
     Raises:
-        ConfigError: a teacher can't be used.
+        ConfigError: a teacher can't be used, or no step behind a vote may be carried out.
     """
     from replay_pipeline.replay import replay_in_thread
     from replay_pipeline.replay.ask.rows import teacher_actions_table
     from replay_pipeline.stages.work.redacting import PROMPT_TEXTS, masked_answers
 
     project, batch = task.project, task.batch
+    if project.settings.replay.steps_after and project.settings.workspaces.execute == "off":
+        raise ConfigError(
+            "replay.steps_after: no action may be carried out; set workspaces.execute to `files` or `commands`"
+        )
     if max_total_usd is None:
         max_total_usd = project.settings.replay.max_total_usd
     tell = project.tell_part(batch)
@@ -197,7 +202,11 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
         "replay.gates": gates,
         "replay.ask_at": settings.replay.ask_at,
         **(_looks_by(settings) if _asks_on(settings) else {}),
-        **({"replay.steps_after": n} if (n := settings.replay.steps_after) else {}),
+        **(
+            {"replay.steps_after": n, "workspaces.execute": settings.workspaces.execute}
+            if (n := settings.replay.steps_after)
+            else {}
+        ),
         **({"replay.asks_incomplete": True} if settings.replay.asks_incomplete else {}),
         "replay.played": settings.played,
         **shown_below(settings),

@@ -4,6 +4,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay.ask.rows import continuations_from_table
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
@@ -171,6 +172,8 @@ def test_teachers_go_on_behind_their_votes_and_each_step_is_carried_out_and_paid
     with TeacherServer(answers) as server:
         teachers = [spec.model_dump(exclude_unset=True) for spec in server.teachers()]
         asked = {"teachers": teachers, "gates": [], "steps_after": 3}
+        with pytest.raises(ConfigError, match="steps_after"):
+            opened(tmp_path, work, **asked)[0].replay(batch)
         pipeline, batch = opened(tmp_path, work, "files", **asked)
         report = pipeline.replay(batch).report
         n_charged = server.bill().n_charged
