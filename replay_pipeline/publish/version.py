@@ -461,7 +461,7 @@ class Version:
 def _derived(config: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Yield what else is published of some rows: states with a consensus, and what may be trained on."""
     if config == "positives":
-        agreed = rows.filter(pc.not_equal(rows["kind"], "continuation"))
+        agreed = rows.filter(pc.not_equal(pc.fill_null(rows["kind"], ""), "continuation"))
         yield "prompts", layout.published_prompts(agreed, "completion")
     elif config == "pairs":
         yield "prompts", layout.published_prompts(rows, "chosen")
