@@ -307,6 +307,13 @@ def test_a_fallen_loss_moves_taid_faster_and_a_risen_one_slower():
         assert scheduler.t == pytest.approx(0.2 + step + second)
 
 
+def test_taid_without_adaption_goes_by_the_step_alone():
+    scheduler = TAIDScheduler(100, t_start=0.2, t_end=0.9, alpha=0.5, disable_adaptive=True)
+    scheduler.update_t(1.0, 0)
+    assert scheduler.update_t(0.5, 1) > 0.1
+    assert scheduler.t == pytest.approx(0.2 + 0.7 / 100)
+
+
 def test_a_loss_of_zero_or_one_that_explodes_does_not_stop_taid():
     scheduler = TAIDScheduler(10, beta=0.5)
     scheduler.update_t(0.0, 0)
