@@ -35,11 +35,12 @@ _WRITTEN = ("text", "shorter", "longer", "adds", "omits", "list", "number", "val
 _UNSCORED = frozenset({"looks", "coding", "words"})
 """Differences between actions whose like nobody has scored: what was learned of arguments of functions says nothing of
 commands, edits, and texts."""
-_UNSCORED_WRONG = 0.15
-"""How likely an action that differs from a right one is wrong there. Four models at the same prompts took the same first
-action in 4 of 462 comparisons, and solved as much."""
-_FAILED = 30.0
-"""How much more often a wrong action than a right one is refused by its tool, its shell, or the user. Assumed."""
+_UNSCORED_WRONG = 0.05
+"""How likely an action that differs from a right one is wrong there. Of 103 that we read where nothing had failed, none
+was; four models at the same prompts took the same first action in 4 of 462 comparisons, and solved as much."""
+_FAILED = 100.0
+"""How much more often a wrong action than a right one is refused by its tool, its shell, or the user: of 38 such
+actions that we read, 33 were wrong."""
 _SHELL_REFUSES = re.compile(
     r"^(?:exit code \d+\s+)?(?:\(eval\):(?:\w+:)?\d+: |(?:/\S*/)?(?:ba|z|da)?sh: |.*: command not found\s*$|usage: |\S+: (?:unknown|unrecognized|illegal|invalid) (?:flag|option|command))",
     re.IGNORECASE | re.MULTILINE,

@@ -21,6 +21,7 @@ from replay_pipeline.actions.votes import Consensus, Panel, Vote, has_one_effect
 from replay_pipeline.judge.answers import Case, ExtractOptions, level_of
 from replay_pipeline.judge.belief import evidence_of
 from replay_pipeline.judge.feasibility import PromptState
+from replay_pipeline.judge.known_files import replacements
 from replay_pipeline.judge.rule import Standing, nearest_level, rule, standing_of_votes
 from replay_pipeline.types import AgreementLevel, Look, TraceState
 
@@ -277,9 +278,19 @@ def _is_one_action(it: Proposal) -> tuple[str, None] | None:
 
 
 def _has_other_object(it: Proposal) -> tuple[str, None] | None:
-    """What follows a rejected action is no second try of it."""
+    """What follows a rejected action is no second try of it, as an edit of other lines is none."""
     is_so = not agrees_at("target", agreement_level(it.chosen, it.rejected))
-    return ("other_object", None) if is_so else None
+    edited = [
+        {
+            line.strip()
+            for _, edits in replacements(each.calls)
+            for edit in edits
+            for line in edit.old.splitlines()
+        }
+        for each in (it.chosen, it.rejected)
+    ]
+    is_elsewhere = all(edited) and not set.intersection(*edited) - {"", "}", ")"}
+    return ("other_object", None) if is_so or is_elsewhere else None
 
 
 _OF_RECORD = (_is_invalid, _is_one_action, _counts_calls, _refuses, _stops)

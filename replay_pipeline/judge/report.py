@@ -128,11 +128,16 @@ class PairReport:
             row["p_chosen_right"] = round(right_if_confirmed(seen["all"], seen["outvoted"]), 4)
 
     def add_lesson(self, judgment: Judgment, pair: DPOPair) -> None:
-        """Keep what teachers agree on where nobody knows that the agent was wrong."""
-        consensus = judgment.consensus
+        """Keep what teachers agree on where nobody knows that the agent was wrong.
+
+        Where all end the turn, they agree on that alone: texts are the same only word for word, so
+        what teachers wrote alike says little ("All done"), and the agent's text stands for it.
+        """
+        case, consensus = judgment.case, judgment.consensus
         assert consensus is not None, "what makes no consensus teaches nothing"
+        action = consensus.action if consensus.action.calls or case.agent.calls else case.agent
         p = pair["p_chosen_right"]
-        row = positive_row(judgment.case, consensus, consensus.action, p, judgment.looks)
+        row = positive_row(case, consensus, action, p, judgment.looks)
         self.positives.append(row)
         self.n_lessons += 1
 

@@ -1,4 +1,4 @@
-"""`DJNormalizer` keeps the pairs that are fit to publish, and gives a reason for every other pair."""
+"""`DJNormalizer` keeps the pairs and lessons that are fit to publish, and gives a reason for every other one."""
 
 import json
 import logging
@@ -24,7 +24,13 @@ from replay_pipeline.normalize.memory import Memory
 from replay_pipeline.normalize.pair import READ_COLUMNS, SIDES, Pair
 from replay_pipeline.normalize.recipe import Recipe, load_recipe
 from replay_pipeline.storage.pair_rows import PromptsOf, json_or_none, row_of_pair, with_prompts
-from replay_pipeline.storage.schemas import DPO_PAIRS, DROPPED_PAIRS, NORMALIZED_PAIRS
+from replay_pipeline.storage.schemas import (
+    DPO_PAIRS,
+    DROPPED_PAIRS,
+    DROPPED_POSITIVES,
+    NORMALIZED_PAIRS,
+    POSITIVES,
+)
 from replay_pipeline.storage.tables import table_of
 from replay_pipeline.types import DPOPair, NormalizedDPOPair
 
@@ -49,6 +55,10 @@ class NormalizeReport:
     n_dropped: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     """Number of rows by the operator that dropped them."""
+    n_lessons_in: int = 0
+    n_lessons_kept: int = 0
+    dropped_lessons: dict[str, int] = field(default_factory=dict)
+    """Number of lessons by the operator that dropped them."""
     findings: dict[str, int] = field(default_factory=dict)
     """Number of rows that an operator marked but did not drop."""
     length_bias: float | None = None
@@ -62,12 +72,16 @@ class NormalizeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class NormalizeResult:
-    """The kept rows, the dropped rows, and the report. Each row is in one of them."""
+    """The kept rows, the dropped rows, and the report. Each row is kept or dropped."""
 
     kept: pa.Table
     """Schema `NORMALIZED_PAIRS`, in the order of the input."""
     dropped: pa.Table
     """Schema `DROPPED_PAIRS`, in the order of the input."""
+    lessons: pa.Table
+    """Kept lessons. Schema `POSITIVES`, in the order of the input."""
+    dropped_lessons: pa.Table
+    """Schema `DROPPED_POSITIVES`, in the order of the input."""
     report: NormalizeReport
     keys: Mapping[str, Sequence[bytes]]
     """What deduplicators remember of the kept rows, by step. Later batches compare with it."""
@@ -176,46 +190,66 @@ class DJNormalizer:
         self,
         table: pa.Table,
         *,
+        lessons: pa.Table | None = None,
         prompts: PromptsOf | None = None,
         earlier: Mapping[str, Memory] | None = None,
     ) -> NormalizeResult:
         """Judge every row of a `DPO_PAIRS` table, with a few prompts in memory at a time.
 
+        Then every lesson of a `POSITIVES` table is judged, as a pair of its action with itself.
+
         Raises:
             NormalizeError: an operator failed, or rows were lost.
             SchemaError: a column is missing, or the prompts are.
         """
-        return self._run(table, prompts, earlier)[0]
+        return self._run(table, prompts, earlier, lessons)[0]
 
     def _run(
         self,
         table: pa.Table,
         prompts: PromptsOf | None,
         earlier: Mapping[str, Memory] | None = None,
+        lessons: pa.Table | None = None,
     ) -> tuple[NormalizeResult, list[Judged]]:
         started = time.perf_counter()
         if missing := set(DPO_PAIRS.names) - set(table.column_names):
             raise SchemaError(f"dpo_pairs: columns {sorted(missing)} are missing")
+        lessons = POSITIVES.empty_table() if lessons is None else lessons
         report = NormalizeReport(
             recipe=self.recipe.name, recipe_sha=self.recipe.sha, n_in=len(table)
         )
         memories = self.memories(earlier)
+        judged = self._judge_all(table, prompts, memories, report.findings)
+        of_lessons = self._judge_all(_with_itself(lessons), prompts, memories, report.findings)
+        result = NormalizeResult(
+            **_split(table, judged, report),
+            **_split_lessons(lessons, of_lessons, report),
+            report=report,
+            keys={label: memory.added for label, memory in memories.items()},
+        )
+        report.seconds = time.perf_counter() - started
+        logger.info(
+            "normalized with %s: %d of %d pairs kept", report.recipe, report.n_kept, report.n_in
+        )
+        return result, judged
+
+    def _judge_all(
+        self,
+        table: pa.Table,
+        prompts: PromptsOf | None,
+        memories: Mapping[str, Memory],
+        findings: dict[str, int],
+    ) -> list[Judged]:
         executed = self._execute(table, prompts) if self._executor != "in_process" else None
         judged: list[Judged] = []
         for part in with_prompts(table, prompts):
             found = None
             if executed is not None:
                 found = [executed.get(len(judged) + row, {}) for row in range(len(part))]
-            judged += self._judge(_rows(part), memories, report.findings, found)
+            judged += self._judge(_rows(part), memories, findings, found)
         if len(judged) != len(table):
             raise NormalizeError(f"{len(table)} rows in, but {len(judged)} judged")
-        keys = {label: memory.added for label, memory in memories.items()}
-        result = _split(table, judged, report, keys)
-        report.seconds = time.perf_counter() - started
-        logger.info(
-            "normalized with %s: %d of %d pairs kept", report.recipe, report.n_kept, report.n_in
-        )
-        return result, judged
+        return judged
 
     def _judge(
         self,
@@ -309,32 +343,51 @@ def _missing(row: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
     return None if absent is None else (COMPLETE, absent, "null", "present")
 
 
-def _split(
-    table: pa.Table,
-    judged: Sequence[Judged],
-    report: NormalizeReport,
-    keys: Mapping[str, Sequence[bytes]],
-) -> NormalizeResult:
-    is_kept = pa.array([each.drop is None for each in judged], pa.bool_())
-    stats = [json.dumps(each.stats, sort_keys=True) for each in judged if each.drop is None]
-    drops = [each.drop for each in judged if each.drop is not None]
-    kept = table.filter(is_kept)
-    kept = kept.append_column("stats_json", pa.array(stats, pa.string()))
+def _with_itself(lessons: pa.Table) -> pa.Table:
+    """Return lessons as pairs of an action with itself, which have no worse side."""
     for side in SIDES:
-        kept = kept.append_column(f"{side}_messages_json", _messages(kept, side))
+        lessons = lessons.append_column(side, lessons["action"])
+        lessons = lessons.append_column(f"{side}_action_json", lessons["action_json"])
+    return lessons
+
+
+def _kept_and_dropped(table: pa.Table, judged: Sequence[Judged]) -> tuple[pa.Table, pa.Table]:
+    is_kept = pa.array([each.drop is None for each in judged], pa.bool_())
+    drops = [each.drop for each in judged if each.drop is not None]
     dropped = table.filter(pc.invert(is_kept))
     for place, name in enumerate(_DROP_COLUMNS):
         values = [drop[place] for drop in drops]
         dropped = dropped.append_column(name, pa.array(values, pa.string()))
+    return table.filter(is_kept), dropped
+
+
+def _split_lessons(
+    lessons: pa.Table, judged: Sequence[Judged], report: NormalizeReport
+) -> dict[str, pa.Table]:
+    kept, dropped = _kept_and_dropped(lessons, judged)
+    report.n_lessons_in, report.n_lessons_kept = len(lessons), len(kept)
+    report.dropped_lessons = dict(Counter(dropped["drop_operator"].to_pylist()))
+    return {
+        "lessons": kept.select(POSITIVES.names).cast(POSITIVES),
+        "dropped_lessons": dropped.select(DROPPED_POSITIVES.names).cast(DROPPED_POSITIVES),
+    }
+
+
+def _split(
+    table: pa.Table, judged: Sequence[Judged], report: NormalizeReport
+) -> dict[str, pa.Table]:
+    kept, dropped = _kept_and_dropped(table, judged)
+    stats = [json.dumps(each.stats, sort_keys=True) for each in judged if each.drop is None]
+    kept = kept.append_column("stats_json", pa.array(stats, pa.string()))
+    for side in SIDES:
+        kept = kept.append_column(f"{side}_messages_json", _messages(kept, side))
     report.n_kept, report.n_dropped = len(kept), len(dropped)
-    report.dropped = dict(Counter(drop[0] for drop in drops))
+    report.dropped = dict(Counter(dropped["drop_operator"].to_pylist()))
     report.length_bias = _cohens_d(kept)
-    return NormalizeResult(
-        kept=kept.select(NORMALIZED_PAIRS.names).cast(NORMALIZED_PAIRS),
-        dropped=dropped.select(DROPPED_PAIRS.names).cast(DROPPED_PAIRS),
-        report=report,
-        keys=keys,
-    )
+    return {
+        "kept": kept.select(NORMALIZED_PAIRS.names).cast(NORMALIZED_PAIRS),
+        "dropped": dropped.select(DROPPED_PAIRS.names).cast(DROPPED_PAIRS),
+    }
 
 
 def _messages(table: pa.Table, side: str) -> pa.ChunkedArray:

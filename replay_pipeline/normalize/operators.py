@@ -199,7 +199,8 @@ class PairIdenticalFilter(PairFilter):
     def faults(self, pair: Pair) -> dict[str, list[str]]:
         """Return whether the sides are the same action."""
         chosen, rejected = (pair.view(side, "canonical") for side in SIDES)
-        return {"pair": ["the same action"] * (chosen == rejected)}
+        is_lesson = pair.get("kind") is not None
+        return {"pair": ["the same action"] * (chosen == rejected and not is_lesson)}
 
 
 @OPERATORS.register_module("pair_tool_call_filter")

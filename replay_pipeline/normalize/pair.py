@@ -29,8 +29,9 @@ READ_COLUMNS = (
     "cwd",
     "hint",
     "conversation",
+    "kind",
 )
-"""Columns that operators look at."""
+"""Columns that operators look at. A `kind` has only a lesson, both of whose sides are its action."""
 
 
 class Pair:

@@ -1,4 +1,4 @@
-"""The stage that sends pairs through data-juicer."""
+"""The stage that sends pairs and lessons through data-juicer."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 
 
 def normalize_pairs(task: Task) -> Report:
-    """Send the pairs of a batch through data-juicer: into `normalized_pairs` or `dropped_pairs`."""
+    """Send the pairs and lessons of a batch through data-juicer: into the tables of what is kept, or dropped."""
     project, batch = task.project, task.batch
     result = normalizer_of(project).run(
         task.read("dpo_pairs"),
+        lessons=task.read("positives"),
         prompts=project.prompts(batch),
         earlier=_keys_before(project).before(batch),
     )
     _save_keys(project, batch, result.keys)
     task.write("normalized_pairs", result.kept)
     task.write("dropped_pairs", result.dropped)
+    task.write("normalized_positives", result.lessons)
+    task.write("dropped_positives", result.dropped_lessons)
     return result.report.to_json()
 
 
@@ -113,11 +116,11 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 
 def _pairs_before(project: "Project", batch: str) -> str:
-    """Return a digest of the pairs of all earlier batches."""
+    """Return a digest of the pairs and lessons of all earlier batches."""
     from replay_pipeline.stages.project import named_digests
 
     def add(value: str, key: str) -> str:
-        digests = project.known_digests(key, ["dpo_pairs"])
+        digests = project.known_digests(key, ["dpo_pairs", "positives"])
         return hash_texts([value, key, *named_digests(digests)])
 
     return project.once("pairs before", lambda: project.fold("dpo_pairs", str, add)).before(batch)
@@ -145,6 +148,8 @@ def _facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
         "drop_rate": report["n_dropped"] / max(1, report["n_in"]),
         **{f"dropped {name}": n for name, n in sorted(report["dropped"].items())},
         "dropped_by": bars(report["dropped"]),
+        "lessons": report.get("n_lessons_kept", 0),
+        "lessons_dropped_by": bars(report.get("dropped_lessons", {})),
         "recipe": f"{report['recipe']} ({report['recipe_sha']})",
     }
 
@@ -159,11 +164,11 @@ def _checks() -> tuple[Check, ...]:
 
 NORMALIZE = Stage(
     name="normalize",
-    about="The pairs that pass the data-juicer recipe; the others are kept apart with the reason.",
-    version=7,
+    about="The pairs and lessons that pass the data-juicer recipe; the others are kept apart with the reason.",
+    version=8,
     work=normalize_pairs,
     reads=("turns", "states", "dpo_pairs", "positives", "outcomes"),
-    writes=("normalized_pairs", "dropped_pairs"),
+    writes=("normalized_pairs", "dropped_pairs", "normalized_positives", "dropped_positives"),
     settings=_decisive,
     inputs=_inputs,
     told="n_kept",

@@ -55,7 +55,7 @@ def publish_dataset(task: Task) -> Report:
     with to_be_published(place, dataset_copy(project)) as folder:
         report = publish(
             ((batch, project.root.read("normalized_pairs", batch)) for batch in new),
-            positives=((batch, project.root.read("positives", batch)) for batch in new),
+            positives=((batch, project.root.read("normalized_positives", batch)) for batch in new),
             prompts=partial(project.prompts, is_neutral=True),
             folder=folder,
             repo_id=options.repo_id,
@@ -303,7 +303,7 @@ def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
 PUBLISH = Stage(
     name="publish",
     about="All normalized pairs as one dataset that `datasets.load_dataset` opens.",
-    version=7,
+    version=8,
     work=publish_dataset,
     reads=(*INGEST.writes, *PAIRS.writes, *NORMALIZE.writes),
     settings=_decisive,

@@ -77,6 +77,7 @@ needed. A prefix in every row would take two hundred times the space of its turn
 
 DPO_PAIRS, POSITIVES, OUTCOMES = TABLES["dpo_pairs"], TABLES["positives"], TABLES["outcomes"]
 NORMALIZED_PAIRS, DROPPED_PAIRS = TABLES["normalized_pairs"], TABLES["dropped_pairs"]
+DROPPED_POSITIVES = TABLES["dropped_positives"]
 
 
 def describe(table: str, column: str) -> str:

@@ -13,6 +13,7 @@ from replay_pipeline.storage.tables import DataRoot
 
 _MIN_FAITHFUL_SHARE = 0.9
 _MIN_STATES_OF_CLIENT = 20
+_NORMALIZED = ("normalized_pairs", "dropped_pairs", "normalized_positives", "dropped_positives")
 _RUN_AGAIN = (
     "Run the stage that writes it again; if that does not help, it is a bug of this program."
 )
@@ -216,12 +217,16 @@ def sides_differ(
 
 
 def kept_or_dropped(root: DataRoot, batches: Sequence[str]) -> AuditResult:
-    """Are pairs in = pairs kept + pairs dropped, each dropped one with its operator?"""
+    """Are pairs and lessons in = kept + dropped, each dropped one with its operator?"""
 
     def look(batch: str) -> Seen:
-        given = Counter(_ids(root, "dpo_pairs", batch))
-        left = Counter(_ids(root, "normalized_pairs", batch) + _ids(root, "dropped_pairs", batch))
-        dropped = _rows(root, "dropped_pairs", batch, ("state_id", "drop_operator"))
+        given = Counter(_ids(root, "dpo_pairs", batch) + _ids(root, "positives", batch))
+        left = Counter(id for name in _NORMALIZED for id in _ids(root, name, batch))
+        dropped = [
+            row
+            for name in ("dropped_pairs", "dropped_positives")
+            for row in _rows(root, name, batch, ("state_id", "drop_operator"))
+        ]
         return given.total(), {
             "neither kept nor dropped": list((given - left).elements()),
             "that came from nowhere": list((left - given).elements()),

@@ -20,7 +20,7 @@ def test_what_differs_decides_whether_the_rejected_side_is_wrong():
     wrong = [said_of(fact).rejected_wrong for fact in ("idle", "longer", "number")]
     assert wrong[0] < 0.2 < wrong[1] < 0.6 < 0.7 < wrong[2]
     for unscored in ("looks", "coding", "words"):
-        assert said_of("number", unscored).rejected_wrong == 0.15
+        assert said_of("number", unscored).rejected_wrong == 0.05
 
 
 def test_more_votes_make_the_chosen_side_surer():
@@ -120,7 +120,9 @@ def test_checks_move_what_nobody_has_checked():
     after = extract.extract_pairs(world.states, world.rows(), min_p_better=0.0, checked=checked)
     assert len(after.refuted) == 40
     before = {pair["pair_id"]: pair["p_better"] for pair in every}
-    assert all(pair["p_better"] < before[pair["pair_id"]] for pair in after.pairs)
+    moved = [pair["p_better"] - before[pair["pair_id"]] for pair in after.pairs]
+    assert max(moved) <= 0, "none is believed more"
+    assert sum(moved) < -1
     assert after.reliability.accuracy("agent") > 0.7
 
 

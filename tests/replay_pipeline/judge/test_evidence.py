@@ -289,7 +289,10 @@ def test_the_same_words_of_refusal_are_no_pair(words):
 def test_an_end_against_going_on_is_a_lesson_and_no_pair_either_way():
     done = answers(qwen=says("Done."), glm=says("Done."))
     assert judge([state()], done) == ("lesson", "early_stop")
-    assert judge([state(action=says("Shall I go on?"))], done)[0] == "pair"
+    asks = state(action=says("Shall I go on?"))
+    assert judge([asks], done)[0] == "pair"
+    [lesson] = extract_pairs([asks], done, min_p_better=0.7).positives
+    assert lesson["action"] == "Shall I go on?", "all stop, and the agent says more"
     assert judge([state(action=says("Done!"))], answers(**LS)) == ("lesson", "late_stop")
 
 

@@ -215,6 +215,8 @@ def test_another_command_is_no_retry_of_the_one_that_was_rejected():
     tests = state(0, bash("bun test"), "user_rejected")
     moved = state(1, bash("mv migrations/1.sql old/"))
     assert left_out(tests, moved) == {"rejection_other_object": 1}
+    change = state(0, edit("Go on", "b"), "user_rejected")
+    assert left_out(change, state(1, edit("with", "b"))) == {"rejection_other_object": 1}
     push = state(0, bash("git push"), "user_rejected")
     [pair] = extract_dpo_pairs([push, state(1, bash("git push --dry-run"))], [])
     assert pair["source"] == "rejection"
@@ -222,7 +224,7 @@ def test_another_command_is_no_retry_of_the_one_that_was_rejected():
 
 def test_a_retry_that_needs_what_the_prompt_never_held_is_no_pair():
     rejected = state(0, edit("Go", "b"), "user_rejected")
-    assert left_out(rejected, state(1, edit("unseen", "b"))) == {"rejection_infeasible": 1}
+    assert left_out(rejected, state(1, edit("Go\nunseen", "b"))) == {"rejection_infeasible": 1}
 
 
 def test_a_branch_that_stops_or_refuses_is_not_chosen():

@@ -5,8 +5,9 @@ import json
 import pytest
 import yaml
 
+from replay_pipeline.actions import canonical_action
 from replay_pipeline.errors import ConfigError, UntrustedError
-from replay_pipeline.judge.records import pairs_table
+from replay_pipeline.judge.records import pairs_table, positives_table
 from replay_pipeline.normalize import DJNormalizer
 
 SEEDS = [
@@ -213,6 +214,38 @@ def test_one_action_is_kept_so_often_in_a_conversation_and_in_the_dataset(tmp_pa
         "s4",
         "s6",
     ]
+
+
+def test_a_recipe_judges_lessons_after_the_pairs_and_keeps_what_it_drops():
+    """The pair counts against the cap, a note teaches nothing, and an action is no pair with itself."""
+    notes = call("TodoWrite", todos=[{"content": "Test", "status": "pending"}])
+    kinds = ["pair", "agreement", "lesson", "agreement", "agreement"]
+    does = [bash("make test")] * 4 + [notes]
+    rows = pairs(
+        *(
+            {
+                "state_messages": [{"role": "user", "content": f"Mend fault {n * 1111}."}],
+                "chosen_action": action,
+                "rejected_action": bash("make install"),
+                "chosen": canonical_action(action).render(),
+                "conversation": "c",
+                "action": canonical_action(action).render(),
+                "action_message": action,
+                "kind": kind,
+            }
+            for n, (action, kind) in enumerate(zip(does, kinds, strict=True))
+        )
+    )
+    found = DJNormalizer("agent").run(
+        pairs_table(rows[:1]), lessons=positives_table(rows[1:]), prompts=states_of(rows)
+    )
+    assert found.kept["state_id"].to_pylist() == ["s0"]
+    assert found.lessons["state_id"].to_pylist() == ["s1"]
+    dropped = {row["state_id"]: row["drop_operator"] for row in found.dropped_lessons.to_pylist()}
+    cap, worth = "pair_action_cap", "pair_worth_filter"
+    assert dropped == {"s2": cap, "s3": cap, "s4": worth}
+    assert found.report.dropped_lessons == {cap: 2, worth: 1}
+    assert (found.report.n_lessons_in, found.report.n_lessons_kept) == (4, 1)
 
 
 def test_a_look_is_a_repetition_from_the_folder_of_its_session_too(tmp_path):
