@@ -20,7 +20,7 @@ def test_what_differs_decides_whether_the_rejected_side_is_wrong():
     wrong = [said_of(fact).rejected_wrong for fact in ("idle", "longer", "number")]
     assert wrong[0] < 0.2 < wrong[1] < 0.6 < 0.7 < wrong[2]
     for unscored in ("looks", "coding", "words"):
-        assert said_of("number", unscored).rejected_wrong == 0.05
+        assert said_of("number", unscored).rejected_wrong == pytest.approx(0.05)
 
 
 def test_more_votes_make_the_chosen_side_surer():
