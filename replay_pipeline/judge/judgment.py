@@ -280,17 +280,22 @@ def _is_one_action(it: Proposal) -> tuple[str, None] | None:
 def _has_other_object(it: Proposal) -> tuple[str, None] | None:
     """What follows a rejected action is no second try of it, as an edit of other lines is none."""
     is_so = not agrees_at("target", agreement_level(it.chosen, it.rejected))
-    edited = [
-        {
-            line.strip()
-            for _, edits in replacements(each.calls)
-            for edit in edits
-            for line in edit.old.splitlines()
-        }
-        for each in (it.chosen, it.rejected)
-    ]
-    is_elsewhere = all(edited) and not set.intersection(*edited) - {"", "}", ")"}
+    ours, theirs = map(_replaced_lines, (it.chosen, it.rejected))
+    shares_words = any(map(_WORD.search, ours & theirs))
+    is_elsewhere = ours and theirs and ours != theirs and not shares_words
     return ("other_object", None) if is_so or is_elsewhere else None
+
+
+_WORD = re.compile(r"\w")
+
+
+def _replaced_lines(action: Action) -> set[str]:
+    return {
+        line.strip()
+        for _, edits in replacements(action.calls)
+        for edit in edits
+        for line in edit.old.splitlines()
+    }
 
 
 _OF_RECORD = (_is_invalid, _is_one_action, _counts_calls, _refuses, _stops)
