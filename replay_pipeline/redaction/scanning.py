@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from kingfisher_sdk import Rules, Scanner
 
+from replay_pipeline.errors import StorageError
 from replay_pipeline.redaction.people import HOSTS_HEAD, PEOPLE_SIGNALS, first_names, names_in
 from replay_pipeline.redaction.secret_rules import (
     RULES,
@@ -89,11 +90,18 @@ def _scanner_for(*names: str) -> Scanner:
 
 
 def _scanner(rules: Iterable[Mapping[str, Any]], *, builtins: bool) -> Scanner:
-    """Return a scanner for rules, which replace those of kingfisher with the same id."""
+    """Return a scanner for rules, which replace those of kingfisher with the same id.
+
+    Raises:
+        StorageError: the folder for temporary files can't be written.
+    """
     written = [{"name": rule["id"], "min_entropy": 0.0, **rule} for rule in rules]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rules.yml"
-        path.write_text(json.dumps({"rules": written}))
+        try:
+            path.write_text(json.dumps({"rules": written}))
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be written ({error.strerror or error})") from error
         # What is inside base64 our own rules look at.
         return Scanner(Rules([path], builtins=builtins), base64=False)
 
