@@ -44,8 +44,7 @@ def test_pairs_are_scored_as_by_the_logits_of_the_batch(tokenizer, make):
 
 def test_their_gradients_are_the_same(tokenizer):
     torch.manual_seed(0)
-    # Of doubles: by floats an element in ten thousand is rounded further than this on some processors.
-    model = qwen(len(tokenizer)).eval().double()
+    model = qwen(len(tokenizer)).eval()
     batch = ComposerDataCollator(tokenizer, with_tools=False)(rows_of(2))
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = []
@@ -54,7 +53,8 @@ def test_their_gradients_are_the_same(tokenizer):
         gradients.append(torch.autograd.grad((chosen - rejected).sum(), trained, allow_unused=True))
     for ours, plain in zip(*gradients, strict=True):
         if plain is not None:
-            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+            # As a whole: how single elements are rounded depends on the processor.
+            assert (ours - plain).norm() <= 1e-5 * plain.norm()
 
 
 def test_a_temperature_divides_the_logits(tokenizer):
