@@ -52,9 +52,10 @@ def test_bills_and_counts_were_inside_and_the_page_says_how_wide():
         assert widths["bill"] <= {"before": 3.0, "after": 1.5}[when]
         assert max(widths.values()) <= 3.0
     told = (
-        f"dollars is {widths['bill']:.2f} times the lower one, that of pairs {widths['pairs']:.2f}"
+        f"After 200 answers, the interval of dollars ends at {widths['bill']:.2f} times its beginning, "
+        f"and the interval of pairs at {widths['pairs']:.2f} times"
     )
-    assert f"After 200 answers, the upper end of {told}" in " ".join(page.split())
+    assert told in " ".join(page.split())
 
 
 def test_the_next_teacher_is_expected_where_the_rule_for_pairs_says_so():
@@ -144,7 +145,8 @@ def test_it_is_said_where_the_teachers_can_teach_this_agent():
     for (agent, teachers, shared), tool, words, advice in (
         (weaker, "forecast", "your teachers are weaker than the model that wrote these sessions at forecast, stronger at nothing", "don't buy"),
         (stronger, "forecast", "your teachers are stronger at forecast", "buy and train on what they say"),
-        (stronger, "Bash", "your teachers are stronger at Bash", "buy and train on what they say"),
+        # Nobody knows that a command is wrong because teachers would run another one.
+        (stronger, "Bash", "your teachers are about as strong as the model that wrote these sessions", "teachers that are as good"),
     ):  # fmt: skip
         kind = KindOfState(tool=tool, agent=agent, teachers=teachers)
         world = simulate(World(kinds=(kind,), shared=shared), 1_000, seed=0)
