@@ -91,6 +91,7 @@ def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_
         time.sleep(LATENCY_S)  # what was in flight when it was killed is charged by now
         bill = server.bill()
         answered = ledger_status(root / "ledger.sqlite").calls.get("answered", 0)
+        server.set_latency(0)
         pipeline_at(root, replay={"max_concurrency": 64}).replay(batches[0])
         return Stop(
             n_late=bill.n_requests - n_requests,

@@ -146,6 +146,9 @@ class FlakyRouter(Router):
             except (ValueError, TypeError) as error:
                 return refusal(400, str(error))
             return as_json({})
+        if path == "/_latency":
+            self.rules.latency = msgspec.json.decode(request.body)
+            return as_json({})
         if path == "/_bill":
             return as_json(asdict(self.bill) | {"faults": dict(self._faulted)})
         if path == "/_latencies":
@@ -379,6 +382,10 @@ class TeacherServer(PlainTeacherServer):
     def latencies(self) -> list[float]:
         """Return the seconds of each call, in order of arrival."""
         return self.control("_latencies")
+
+    def set_latency(self, seconds: float) -> None:
+        """Have every later call take so long."""
+        self.control("_latency", seconds)
 
     def set_faults(self, faults: Sequence[Mapping[str, Any]]) -> None:
         """Replace the fault rules of the running server."""
