@@ -30,7 +30,9 @@ def teacher_actions_from_table(table: pa.Table) -> list[TeacherAction]:
 
 def continuations_from_table(table: pa.Table) -> list[TeacherAction]:
     """Return the steps behind the votes."""
-    return [_from_row(row) for row in table.to_pylist() if row.get("n_after") is not None]
+    if "n_after" not in table.column_names:
+        return []
+    return [_from_row(row) for row in table.filter(table["n_after"].is_valid()).to_pylist()]
 
 
 def _to_row(answer: TeacherAction) -> dict[str, Any]:
