@@ -15,6 +15,7 @@ from replay_pipeline.stages.budget.spending import completed_batches
 from replay_pipeline.stages.views.webhook import notify
 
 _MAX_BATCHES_PER_RUN = 200
+_PAIRS = dg.AssetKey("normalized_pairs")
 
 _MAX_RUNTIME_S = {"publish": 6 * 3600, "summarize_night": 3600}
 """When Dagster ends a run that hangs. What buys or trains goes on for as long as it takes."""
@@ -88,7 +89,7 @@ def nightly_replay(
     work = pipeline.open()
     if work.settings.replay.max_nightly_usd <= 0:
         return dg.SkipReason("the nightly budget is 0")
-    done = context.instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
+    done = context.instance.get_materialized_partitions(_PAIRS)
     done &= completed_batches(work)
     missing = [key for key in keys if key not in done]
     planned = fitting(work, missing, max_total_usd=work.settings.replay.max_nightly_usd)
@@ -134,7 +135,8 @@ _FOLLOWS = ("publish", "summarize_night")
 def night_goes_on(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | dg.SkipReason:
     """Start the next job of a night when those before it have ended, even if they failed.
 
-    If a replay fails, the batches before it are done, so they are published anyway.
+    If a replay fails, the batches before it are done, so they are published anyway. If no batch ever
+    was, there is nothing to publish, and the replay's failure is the only one to tell.
     """
     replays = _runs(context.instance, {_SCHEDULE_NAME: "nightly_replay"})
     if not replays:
@@ -147,6 +149,8 @@ def night_goes_on(context: dg.SensorEvaluationContext) -> list[dg.RunRequest] | 
         key = f"{job}:{before}"
         done = _runs(context.instance, {_RUN_KEY: key})
         if not done:
+            if job == "publish" and not context.instance.get_materialized_partitions(_PAIRS):
+                continue
             return [dg.RunRequest(run_key=key, job_name=job)]
         if not _has_ended(done[0]):
             break

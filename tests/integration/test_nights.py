@@ -14,6 +14,7 @@ import pytest
 from dagster._core.test_utils import create_run_for_test
 
 from replay_pipeline.assets import dead_runs, serve
+from replay_pipeline.assets.automation import night_goes_on
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.dead_runs import is_running
 from replay_pipeline.assets.instance import open_instance, ui_command
@@ -169,9 +170,8 @@ def test_a_night_whose_calls_fail_is_told_within_its_own_run(tmp_path, monkeypat
         with instance_of(root) as instance:
             instance.add_dynamic_partitions("trace_batch", work.batches())
             job = define(PipelineResource()).resolve_job_def("replay_batches")
-            done = job.execute_in_process(
-                instance=instance, tags={"dagster/partition": batch}, raise_on_error=False
-            )
+            tags = {"dagster/partition": batch, "dagster/schedule_name": "nightly_replay"}
+            done = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
             assert done.success is (outcome == "warns")
             events = instance.all_logs(
                 done.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
@@ -186,4 +186,6 @@ def test_a_night_whose_calls_fail_is_told_within_its_own_run(tmp_path, monkeypat
                 why = failure_facts(instance, run, secrets=[])["why"]
                 assert why.startswith("calls_are_answered: ")
                 assert "calls failed (" in why
+            (follows,) = night_goes_on(dg.build_sensor_context(instance=instance))
+            assert follows.job_name == ("publish" if outcome == "warns" else "summarize_night")
     assert pipeline_at(root).root.has("normalized_pairs", batch) is (outcome == "warns")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from dagster import (
     AssetKey,
+    AssetMaterialization,
     DagsterInstance,
     DagsterRunStatus,
     build_schedule_context,
@@ -129,7 +130,11 @@ def test_publishing_and_the_summary_follow_the_end_of_all_replays_of_the_night()
     with instance_for_test() as instance:
         assert asked(instance) == []
         by_night = {"schedule_name": "nightly_replay"}
-        run(instance, "replay_batches", DagsterRunStatus.FAILURE, **by_night)
+        failed = run(instance, "replay_batches", DagsterRunStatus.FAILURE, **by_night)
+        assert asked(instance) == [f"summarize_night:{failed}"], "nothing was ever made"
+        pairs = AssetMaterialization("normalized_pairs", partition="k00")
+        instance.report_runless_asset_event(pairs)
+        assert asked(instance) == [f"publish:{failed}"]
         second = run(instance, "replay_batches", DagsterRunStatus.STARTED, **by_night)
         assert asked(instance) == []  # one of two is not over
         instance.delete_run(second)
