@@ -1,12 +1,18 @@
 """Figures of the front page are those of the tables that a command wrote."""
 
+import copy
 import importlib
 import json
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 REPO = Path(__file__).parents[2]
 RECIPE = REPO / "recipes" / "what_a_dollar_buys"
+PLAN = RECIPE / "preregistration.toml"
 
 
 def words(path: Path) -> str:
@@ -27,6 +33,49 @@ def test_both_pages_tell_what_a_dollar_buys_as_its_table_has_it(monkeypatch):
         assert told.split() == table.headline(found).replace("ROOT", root).split()
     told = (RECIPE / "README.md").read_text("utf-8").partition("<!--tables-->")[2]
     assert told.partition("<!--end-->")[0].split() == (table.pages(found) if found else "").split()
+
+
+def trained_by(values: dict[str, Any]) -> str | None:
+    """Return the settings of the recipe's arms that a file trains by, or None if no arm measures them."""
+    trl = values["trl"]
+    if trl["objective"] != "sft" or trl.get("alpha_sdpo"):
+        return None
+    return "shipped" if trl["beta_replay"] else "imitate"
+
+
+def act_worse(table: dict[str, Any], recipe: dict[str, Any]) -> set[str]:
+    """Return the settings by which an arm surely acts worse than one of others, or than the untrained model."""
+    # What a ceiling or a control buys tells nothing of settings.
+    own = {arm["name"]: arm.get("settings") for arm in recipe["arms"] if "regime" not in arm}
+    named = tomllib.loads(PLAN.read_text("utf-8"))["named"]
+    found = set()
+    for figures in (each for regime in table["regimes"].values() for each in regime.values()):
+        p_of = dict(figures["corrected_p"])
+        if "named" in figures:
+            p_of[f"{named['ours']} - {named['theirs']}"] = figures["named"]["p"]
+        for name, p in p_of.items():
+            arms = sorted(name.split(" - "), key=lambda one: figures["arms"][one]["executed"])
+            settings = [own.get(arm, "control") for arm in arms]
+            if p < 0.05 and "control" not in settings and settings[0] != settings[1]:
+                found.add(settings[0])
+    return found
+
+
+def test_no_bundled_file_trains_by_what_the_recipes_table_shows_to_act_worse():
+    table = json.loads((RECIPE / "table.json").read_text("utf-8"))
+    recipe = tomllib.loads((RECIPE / "arms.toml").read_text("utf-8"))
+    files = sorted((REPO / "trainer").glob("*.yaml"))
+    by = {path.name: trained_by(yaml.safe_load(path.read_text("utf-8"))) for path in files}
+    assert set(by) >= {"tiny.yaml", "demo.yaml", "pretrained.yaml", "gpu.yaml"}
+    assert set(by.values()) == {"shipped", "imitate"}
+    worse = act_worse(table, recipe)
+    assert {name: settings for name, settings in by.items() if settings in worse} == {}
+    # A draw that tells the two named arms apart would refuse the files of the one behind.
+    told = copy.deepcopy(table)
+    told["regimes"]["stronger"]["epochs"]["named"]["p"] = 0.01
+    assert act_worse(told, recipe) == {"shipped"}
+    three_channels = (REPO / "recipes/trl/three_channels.yaml").read_text("utf-8")
+    assert trained_by(yaml.safe_load(three_channels)) is None
 
 
 def test_the_readme_tells_what_replay_costs_as_its_page_has_it():
