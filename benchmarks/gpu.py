@@ -1,7 +1,9 @@
 """Run all that needs a GPU, step by step within its seconds, and write one JSON: see `gpu.sh`."""
 
 import argparse
+import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +19,26 @@ from benchmarks.measuring import PYTHON  # noqa: E402 - after the path above
 
 TESTS = "tests/trainer/model/test_tree.py"
 LAST_LINES = 15
+TINY = {"trl.max_steps": 3}
+TINY_DRY = TINY | {"tiny.pretraining_steps": 2, "evaluation.max_prompts": 1}
+ROLLOUTS = {
+    "rollouts": "generate",
+    "trl.objective": "dapo",
+    "trl.max_steps": 2,
+    "trl.max_prompt_tokens": 1024,
+    "preflight.max_cut_prompts": 1.0,
+    "evaluation.max_prompts": 1,
+}
+VLLM = {
+    "trl.use_vllm": True,
+    "trl.vllm_mode": "colocate",
+    "trl.vllm_gpu_memory_utilization": 0.3,
+}
+FEW_TOKENS = {"trl.max_completion_length": 8, "evaluation.max_new_tokens": 8}
+SHARDED = {
+    "trl.fsdp": True,
+    "trl.fsdp_config": "{version: 2, transformer_layer_cls_to_wrap: [Qwen2DecoderLayer]}",
+}
 
 
 def steps(*, is_dry: bool, folder: Path) -> list[tuple[str, int, list[str]]]:
@@ -24,36 +46,42 @@ def steps(*, is_dry: bool, folder: Path) -> list[tuple[str, int, list[str]]]:
     # What earlier runs have left is not theirs to remove, which can take minutes.
     kept = ("-o", "tmp_path_retention_count=1000")
     pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *kept, TESTS]
-    training = ["-m", "trainer", "--set", f"dataset={folder / 'dataset'}"]
-    training += ["--set", f"output={folder / 'run'}", "--set", "trl.max_steps=3"]
-    model = os.environ.get("GPU_MODEL", str(ROOT / "build/real-model/smollm2-135m-instruct"))
-    real = ["-m", "trainer", "--config", "trainer/gpu.yaml", "--set", f"model={model}"]
-    real += ["--set", f"dataset={folder / 'dataset'}", "--set", f"output={folder / 'real'}"]
-    real += ["--set", "trl.max_steps=20", "--set", "evaluation.max_prompts=4"]
-    if is_dry:
-        few = ["--set", "tiny.pretraining_steps=2", "--set", "evaluation.max_prompts=1"]
-        chosen = "mask_by_blocks"
-        shapes, imitated = [("small", ["--small"])], ("small", ["--small"])
-    else:
-        few, chosen = [], "cuda"
-        shapes = [(shape, ["--device", "cuda", "--shape", shape]) for shape in ("0.5B", "8B-LoRA")]
-        imitated = ("1.7B", ["--device", "cuda", "--shape", "1.7B"])
+    tiny = given(TINY_DRY if is_dry else TINY, dataset=folder / "dataset", output=folder / "run")
+    own = Path(os.environ.get("GPU_MODEL", ROOT / "build/real-model/smollm2-135m-instruct"))
+    has_own = own.is_dir() and not is_dry
+    gpu = ["--config", "trainer/gpu.yaml", *given(dataset=folder / "dataset")]
+    gpu += given(model=own if has_own else folder / "run" / "checkpoint")
+    real = ["-m", "trainer", *gpu, *given(output=folder / "real")]
+    real += given({"trl.max_steps": 20, "evaluation.max_prompts": 4})
+    server = importlib.util.find_spec("vllm") is not None and not is_dry
+    sampled = ROLLOUTS | (VLLM if server else {}) | (FEW_TOKENS if is_dry else {})
+    rollouts = ["-m", "trainer", *gpu, *given(output=folder / "sampled"), *given(sampled)]
+    dry, sizes = (["--dry"], ["--small"]) if is_dry else ([], ["--device", "cuda", "--shape"])
     # What tells most comes first: how fast the shipped objective is, whether steps equal the CPU's and
     # bfloat16 is near float32, and whether whole runs pass.
-    shape, options = imitated
-    command = ["benchmarks/whole_step.py", "--imitation", *options, "--json", "{json}"]
-    listed = [(f"imitation {shape}", 180, command)]
-    listed.append(("tests", 120, [*pytest, "-k", chosen]))
-    listed.append(("training", 90, [*training, *few]))
-    if not is_dry and Path(model).is_dir():
-        listed.append(("training of a real model", 180, real))
-    listed.append(("recompilations", 90, [__file__, "--recompilations"] + ["--dry"] * is_dry))
-    for shape, options in shapes:
+    shape = [] if is_dry else ["1.7B"]
+    command = ["benchmarks/whole_step.py", "--imitation", *sizes, *shape, "--json", "{json}"]
+    listed = [(" ".join(["imitation", *shape]), 150, command)]
+    listed.append(("tests", 90, [*pytest, "-k", "mask_by_blocks" if is_dry else "cuda"]))
+    listed.append(("training", 60, ["-m", "trainer", *tiny]))
+    if has_own:
+        listed.append(("training of a real model", 110, real))
+    listed.append(("sharded training (FSDP2)", 60, [__file__, "--sharded", str(folder), *dry]))
+    by = "vLLM" if server else "transformers: no vLLM here"
+    listed.append((f"a step on rollouts ({by})", 80, rollouts))
+    listed.append(("recompilations", 40, [__file__, "--recompilations", *dry]))
+    for shape in [[]] if is_dry else [["0.5B"], ["8B-LoRA"]]:
         for name in ("pairs", "whole_step"):
-            command = [f"benchmarks/{name}.py", *options, "--json", "{json}"]
-            listed.append((f"{name} {shape}", 90, command))
+            command = [f"benchmarks/{name}.py", *sizes, *shape, "--json", "{json}"]
+            listed.append((" ".join([name, *shape]), 65, command))
     # A busy machine's CPU takes its time, and nothing is lost by that.
     return [(name, most_s * (5 if is_dry else 1), words) for name, most_s, words in listed]
+
+
+def given(settings: dict[str, Any] | None = None, **more: Any) -> list[str]:
+    """Settings as words of a command."""
+    both = {**(settings or {}), **more}
+    return [word for key, value in both.items() for word in ("--set", f"{key}={value}")]
 
 
 def run_step(name: str, limit_s: float, command: list[str], file: Path) -> dict[str, Any]:
@@ -112,13 +140,48 @@ def count_recompilations(device: str) -> None:
     print(json.dumps({"tree_lengths": lengths, "graphs_compiled": graphs}))
 
 
+def train_sharded(folder: Path, *, is_dry: bool) -> None:
+    """Train as `training` did, by one rank whose weights FSDP2 shards, and compare the losses."""
+    from torch.distributed.tensor import DTensor
+
+    from tests.trainer.engines.trl.ddp_worker import shard_on_cpu
+    from trainer.__main__ import main as train
+    from trainer.engines.trl import run
+
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    os.environ["MASTER_PORT"] = "0"
+    if is_dry:
+        shard_on_cpu()
+    are_sharded, save = [], run.save_checkpoint
+
+    def looked_at(made: Any, trainer: Any, output: Path) -> None:
+        are_sharded.extend(isinstance(one, DTensor) for one in trainer.model.parameters())
+        save(made, trainer, output)
+
+    run.save_checkpoint = looked_at
+    settings = (TINY_DRY if is_dry else TINY) | SHARDED
+    assert train(given(settings, dataset=folder / "dataset", output=folder / "sharded")) == 0
+    assert are_sharded
+    assert all(are_sharded)
+    logs = [
+        (folder / name / "metrics.jsonl").read_text().splitlines() for name in ("sharded", "run")
+    ]
+    ours, whole = ([json.loads(line).get("loss/objective") for line in log][:-1] for log in logs)
+    print(json.dumps({"losses": ours, "losses_unsharded": whole}))
+    assert all(math.isclose(a, b, rel_tol=0.02) for a, b in zip(ours, whole, strict=True))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dry", action="store_true", help="all steps on the CPU, in small shapes")
     parser.add_argument("--json", type=Path, help="the file to write")
     parser.add_argument("--limit-s", type=float, default=720.0, help="seconds of all steps")
     parser.add_argument("--recompilations", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--sharded", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.sharded:
+        train_sharded(args.sharded, is_dry=args.dry)
+        return 0
     if args.recompilations:
         count_recompilations("cpu" if args.dry else "cuda")
         return 0
@@ -142,8 +205,11 @@ def main() -> int:
         for name, most_s, command in steps(is_dry=args.dry, folder=folder):
             left_s = args.limit_s - (time.perf_counter() - began_s)
             file = folder / f"{name}.json"
-            rows.append(row := run_step(name, max(min(most_s, left_s), 1), command, file))
-            print(f"  {name:20} {row['seconds']:6.1f} s  {row['status'] or 'ok'}", flush=True)
+            if left_s < 10:
+                print(f"  {name:45} left out: the time of all steps is over", flush=True)
+                continue
+            rows.append(row := run_step(name, min(most_s, left_s), command, file))
+            print(f"  {name:45} {row['seconds']:6.1f} s  {row['status'] or 'ok'}", flush=True)
             if row["status"]:
                 print("    " + "\n    ".join(row["last_lines"]), flush=True)
             # After every step, so that what was measured outlives a machine that is taken away.

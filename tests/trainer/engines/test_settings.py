@@ -64,6 +64,10 @@ def test_adapters_may_stand_beside_weights_in_bfloat16_and_other_engines_have_ma
     assert read_settings(values, "verl").dtype == "bfloat16"
 
 
+def test_sharding_may_be_asked_for_as_upstream_wants_it():
+    assert read_settings(settings_file(fsdp=True)).trl["fsdp"] is True
+
+
 def test_a_compiled_model_is_refused_before_anything_is_loaded(tmp_path):
     from trainer.engines.trl.run import run
 

@@ -26,6 +26,9 @@ class ComposerConfig(SharedSettings, GRPOConfig):  # type: ignore[inconsistent-i
     same in the preference loss. If all are of one kind, the loss is off. Otherwise, a model that is
     trained on its own mistakes learns to distrust itself, also where it is right."""
 
+    fsdp: bool | str | None = None  # type: ignore[bad-override]
+    """Whether to shard weights as `fsdp_config` says. (Upstream warns of text, and declares text.)"""
+
     logging_nan_inf_filter: bool = False
     """Whether the log replaces a NaN loss by a mean. If so, a diverging run isn't noticed, and
     every step waits for the device."""

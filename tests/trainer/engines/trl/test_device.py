@@ -68,7 +68,8 @@ def test_the_script_for_a_gpu_passes_all_its_steps_on_a_cpu(tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     rows = json.loads((tmp_path / "dry.json").read_text())["steps"]
     names = [row["step"] for row in rows]
-    assert names[:3] == ["imitation small", "tests", "training"]
+    sharded, sampled = "sharded training (FSDP2)", "a step on rollouts (transformers: no vLLM here)"
+    assert names[:5] == ["imitation", "tests", "training", sharded, sampled]
     assert all(row["status"] == 0 for row in rows)
     ratios = [row["figures"] for row in rows if "figures" in row]
     [ours, theirs] = (row["policy_loss"] for row in ratios[0]["rows"])
