@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
-from replay_pipeline.publish.layout import MANIFESTS, batch_dir
+from replay_pipeline.publish.layout import MANIFESTS, VERSION, batch_dir
 from replay_pipeline.replay import has_ledger
 from replay_pipeline.stages.project import Project, file_digest
 from replay_pipeline.storage.schemas import TABLES
@@ -49,8 +49,13 @@ def verify(project: Project) -> dict[str, Any]:
             continue
         path = f"dataset/{MANIFESTS}/{batch}.json"
         try:
-            shards = list(_shards(json.loads(project.place_of(path).read_bytes())))
-        except (ValueError, LookupError, TypeError):
+            manifest = json.loads(project.place_of(path).read_bytes())
+            if manifest.get("layout") != VERSION:
+                why = "another version of this program published it"
+                damaged.append({"path": "dataset", "why": why, "stage": "publish", "batch": "all"})
+                break
+            shards = list(_shards(manifest))
+        except (ValueError, LookupError, TypeError, AttributeError):
             judge(path, "publish", batch, digest="", wanted="a manifest")
             continue
         for shard in shards:

@@ -77,6 +77,16 @@ def test_a_damaged_manifest_of_the_dataset_is_found(root):
     assert damaged(pipeline_at(root)) == [path.relative_to(root).as_posix()]
 
 
+def test_a_dataset_of_another_version_is_told_once_and_its_files_are_not_called_damaged(root):
+    for path in (root / "dataset" / "manifests").glob("[!_]*.json"):
+        path.write_text(path.read_text().replace('"layout"', '"earlier"'))
+    [found] = verify(pipeline_at(root))["damaged"]
+    assert (found["path"], found["why"]) == (
+        "dataset",
+        "another version of this program published it",
+    )
+
+
 def test_what_was_retracted_is_no_damage(root):
     work = pipeline_at(root)
     work.retract(batches=work.batches()[:1])
