@@ -75,3 +75,51 @@ def test_every_variable_that_is_read_is_told():
     code = "".join(p.read_text("utf-8") for p in (REPO / "replay_pipeline").rglob("*.py"))
     page = (REPO / "docs" / "settings.md").read_text("utf-8")
     assert not {name for name in re.findall(r'"(REPLAY_[A-Z_]+)"', code) if f"`{name}`" not in page}
+
+
+QUESTIONS = {
+    "Which agents' logs can it read?": ("ingest.md#which-agents", "Codex"),
+    "What did my sessions cost?": ("look.md#what-it-cost", "list prices"),
+    "Could a cheaper model have done it?": ("look.md#which-model-could-you-have-used", "verdict"),
+    "What leaves my machine?": ("security.md#what-leaves-your-machine", "nothing"),
+    "How do secrets stay out?": ("security.md#keep-secrets-and-people-out", "<SECRET:"),
+    "A secret was published: what now?": ("security.md#if-a-secret-got-out", "Revoke"),
+    "How do I take a session back?": ("publish.md#taking-things-back", "retract"),
+    "How do I set limits?": ("how-to/own-sessions.md#rehearse-estimate-pay", "max_nightly_usd"),
+    "Can it spend more than my limit?": ("replay.md#limits", "ceiling"),
+    "What is lost when it crashes?": ("replay.md#lost-calls", "in flight"),
+    "Can teachers run on my machine?": ("how-to/own-sessions.md#use-local-teachers", "vllm"),
+    "Why did a call fail?": ("replay.md#what-a-failed-call-looks-like", "rate_limited"),
+    "What does this message mean?": ("questions.md#error-messages", "is not trusted"),
+    "When are two actions the same?": ("agreement.md#four-levels", "exact"),
+    "How likely is a pair right?": ("agreement.md#how-right-a-pair-is", "p_better"),
+    "How do I mark pairs?": ("look.md#mark-pairs", "marks"),
+    "How do I filter pairs my way?": ("normalize.md#a-recipe-of-your-own", "process:"),
+    "How much memory does training take?": ("how-to/train-a-real-model.md#how-much-memory", "GB"),
+    "Which loss should I choose?": ("losses.md#which-loss-to-choose", "dpo"),
+    "How do I run it every night?": ("deploy.md#switch-the-night-on", "replays_at"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_what_users_ask_is_answered_at_most_two_links_from_the_readme(question):
+    place, words = QUESTIONS[question]
+    name, _, anchor = place.partition("#")
+    reached = {REPO / "README.md"}
+    for _ in range(2):
+        reached |= {linked for page in reached for linked in links(page)}
+    page = REPO / "docs" / name
+    assert page in reached
+    assert words in sections(page)[anchor]
+
+
+def links(page: Path) -> set[Path]:
+    found = re.findall(r"\]\(([^()#:\s]+\.md)[#)]", page.read_text("utf-8"))
+    return {(page.parent / each).resolve() for each in found}
+
+
+def sections(page: Path) -> dict[str, str]:
+    """The text below each heading, by the heading's anchor."""
+    _, *parts = re.split(r"^##+ (.+)$", page.read_text("utf-8"), flags=re.MULTILINE)
+    anchors = [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in parts[::2]]
+    return dict(zip(anchors, parts[1::2], strict=True))
