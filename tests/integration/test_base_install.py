@@ -163,7 +163,7 @@ def test_the_base_reads_sessions_and_its_page_has_its_libraries_and_their_licens
     assert "pip install 'replay-pipeline[replay]'" in error
     base_command("look", *sessions, "--to", "page")
     web = ROOT / "replay_pipeline/stages/pages/web"
-    licenses = {"chart.umd": "MIT", "markdown-it.umd": "MIT", "purify": "Apache License"}
+    licenses = {"markdown-it.umd": "MIT", "purify": "Apache License"}
     for library, license_name in licenses.items():
         for name in (f"{library}.min.js", f"{library.removesuffix('.umd')}.LICENSE.md"):
             assert (tmp_path / "page" / name).read_bytes() == (web / name).read_bytes()

@@ -96,8 +96,11 @@ _SCRIPTS = (
     "start",
 )
 _OF_OTHERS = re.compile(r"\.min\.js|LICENSE")
-"""Files of libraries: charts, Markdown, and what makes its HTML safe."""
+"""Files of libraries: Markdown, and what makes its HTML safe."""
 _NOTE = "Written by replay-pipeline look. It replaces what is in this folder each time.\n"
+
+
+_PACKED_FROM = 20_000
 
 
 class PageFiles:
@@ -111,16 +114,15 @@ class PageFiles:
         self.folder = folder
         self.names: set[str] = set()
 
-    def add(self, name: str, value: Any, *, is_packed: bool = False) -> None:
-        """Write data that the page loads by this name on demand.
+    def add(self, name: str, value: Any) -> None:
+        """Write data that the page loads by this name on demand. What is large is compressed.
 
         Args:
             name: lowercase letters, digits, and hyphens.
-            value: the data, as JSON values.
-            is_packed: compress the data. Use it for texts, which are large and shown one at a time.
+            value: the data, as JSON values, and no text alone.
         """
         text = msgspec.json.encode(value)
-        if is_packed:
+        if len(text) > _PACKED_FROM:
             # The same bytes at any time: a page that is made again is the same page.
             text = msgspec.json.encode(base64.b64encode(gzip.compress(text, 4, mtime=0)).decode())
         self.names.add(name)

@@ -179,7 +179,7 @@ def write_page(
         figures = _write_sessions(contents, files, on_progress or (lambda _: None))
         portions = []
         for number, each in enumerate(contents.pairs):
-            files.add(f"pairs-{number}", each, is_packed=True)
+            files.add(f"pairs-{number}", each)
             ids = [item["pair"] for item in each["items"] if "pair" in item]
             portions.append({"title": each["title"], "n_pairs": len(ids), "ids": ids})
         teachers = figures.get("teachers")
@@ -208,7 +208,7 @@ def _write_sessions(
     for number, (session, turns, states) in enumerate(shown_rows):
         facts = sums.add(session, turns, states)
         shown = turns_shown(turns, states)
-        files.add(f"session-{number}", shown, is_packed=True)
+        files.add(f"session-{number}", shown)
         for word in words_of(shown):
             sessions_with.setdefault(word, []).append(number)
         if contents.answers:
@@ -220,9 +220,7 @@ def _write_sessions(
                     for each in answers
                     if each in contents.portion_of
                 }
-                files.add(
-                    f"answers-{number}", {"answers": answers, "portion": portion}, is_packed=True
-                )
+                files.add(f"answers-{number}", {"answers": answers, "portion": portion})
         on_progress(Progress(stage="look", n_done=number + 1, n_total=contents.n_sessions))
     if not sums.sessions and contents.days.is_part:
         raise IngestError(
@@ -230,7 +228,7 @@ def _write_sessions(
         )
     sums.settle()
     files.add("sessions", sums.sessions)
-    files.add("words", dict(sorted(sessions_with.items())), is_packed=True)
+    files.add("words", dict(sorted(sessions_with.items())))
     figures = {**sums.figures(), **contents.read, "timezone": contents.days.zone_name}
     teachers = compared.figures(contents.accuracy)
     if teachers is not None or contents.verdicts:

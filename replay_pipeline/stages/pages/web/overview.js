@@ -22,7 +22,6 @@ async function showOverview(main) {
   const chosen = { per: figures.days.length > 400 ? "week" : "day", by: "model" };
   const show = (more) => {
     Object.assign(chosen, more);
-    clearCharts();
     place.replaceChildren();
     costPer(place, figures.days, chosen);
   };
@@ -105,7 +104,7 @@ function costPer(place, days, { per, by }) {
   }
   const sessionsOf = (start, name) => addressOf("sessions", [], { days: `${start}..${ENDS[per](start)}`, [by]: name, sort: "-cost" });
   const act = (n, part) => { location.hash = sessionsOf(all[n], named[part]); };
-  chart(place, `Cost per ${per} by ${by}: ${named.map((name) => `${name} ${dollars(sums.get(name))}`).join(", ")}`, stacked(all, series, (usd) => dollars(usd), act));
+  chart(place, `Cost per ${per} by ${by}: ${named.map((name) => `${name} ${dollars(sums.get(name))}`).join(", ")}`, stacked(all, series, (usd) => dollars(usd), act), series.map(({ name }) => name));
   place.append(element("details", "", element("summary", "", `The same as a table, with the sessions of each ${per}`), table([
     [per === "week" ? "week from" : per, (start) => link(start, sessionsOf(start))], ["cost", (start) => dollars(totals.get(start)), "n"],
   ], [...totals.keys()].sort().reverse(), `Cost per ${per}`)));

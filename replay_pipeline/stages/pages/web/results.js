@@ -47,7 +47,7 @@ function curve(place, title, values) {
   const made = card(title);
   place.append(made);
   chart(made, `${title}: ${values.length} points from ${values[0]} to ${values.at(-1)}`,
-    lines([{ name: title, points: values.map((y, x) => ({ x: x + 1, y })) }], "step", (value) => Number(value.toPrecision(3))));
+    line(values, "step", (value) => String(Number(value.toPrecision(3)))));
 }
 
 const example = ({ title, sides }) => card(title, ...sides.flatMap(([name, text]) => [element("h3", "", name), Object.assign(prose(text), { tabIndex: 0 })])); // a few lines, which may scroll

@@ -102,7 +102,7 @@ function outline(turns, go) {
   made.open = matchMedia("(min-width: 1100px)").matches;
   let usd = 0;
   const sums = decisions.map((turn) => (usd += turn.usd ?? 0));
-  chart(made, `Prompt over ${decisions.length} decisions: at most ${number.format(Math.max(...decisions.map((turn) => turn.context ?? 0)))} tokens; cost ${dollars(usd)}`, contextAndCost(decisions, sums, (place) => go(decisions[place])));
+  if (sums.length) chart(made, `Prompt over ${decisions.length} decisions: at most ${number.format(Math.max(...decisions.map((turn) => turn.context ?? 0)))} tokens; cost ${dollars(usd)}`, contextAndCost(decisions, sums, (place) => go(decisions[place])), ["prompt tokens", "cost so far"]);
   made.append(element("ol", "", ...rows.filter(({ turn, n }) => n || turn.kind !== "command").map(({ turn, n, usd: own, failed }) => {
     const text = turn.kind === "summary" ? "Compaction" : typed(turn.parts.find(([who]) => who === "user")[1]).replace(/<[^<>]{1,40}>/g, " ").trim().slice(0, 90) || "(command)";
     const about = element("span", "sub", [several(n, "decision"), own && dollars(own)].filter(Boolean).join(" · "));
@@ -112,27 +112,17 @@ function outline(turns, go) {
   return made;
 }
 
-function contextAndCost(decisions, sums, act) {
-  return () => ({
-    type: "line",
-    data: {
-      labels: decisions.map((_, n) => n + 1),
-      datasets: [
-        { label: "prompt tokens", data: decisions.map((turn) => turn.context), borderColor: shade("--c1"), borderWidth: 2,
-          pointRadius: decisions.map((turn) => (isFailed(turn) ? 3 : 0)), pointBackgroundColor: shade("--red"), pointBorderColor: shade("--red") },
-        { label: "cost so far", data: sums, borderColor: shade("--c2"), borderWidth: 1.5, pointRadius: 0, yAxisID: "usd" },
-      ],
-    },
-    options: {
-      responsive: true, maintainAspectRatio: false, interaction: { mode: "index", intersect: false }, ...clicked(act),
-      scales: { x: { ticks: { maxRotation: 0, autoSkipPadding: 16 }, grid: { display: false } }, y: axis("", (value) => compact.format(value), { beginAtZero: true }), usd: axis("", (value) => dollars(value), { position: "right", beginAtZero: true, grid: { display: false } }) },
-      plugins: {
-        legend: { position: "bottom", labels: { boxWidth: 12 } },
-        tooltip: { callbacks: { label: (item) => `${item.dataset.label}: ${item.datasetIndex ? dollars(item.raw) : number.format(item.raw)}${isFailed(decisions[item.dataIndex]) && !item.datasetIndex ? `, ${words(decisions[item.dataIndex].state.outcome)}` : ""}` } },
-      },
-    },
-  });
-}
+const contextAndCost = (decisions, sums, act) => (width, height) => {
+  const tokens = decisions.map((turn) => turn.context ?? 0);
+  const { drawn, top, bottom, atX, atY, atOther } = framed(width, height, counted(decisions.length, width / 90),
+    rounds(0, Math.max(...tokens), height / 45, compact.format), rounds(0, sums.at(-1), height / 45, (usd) => dollars(usd)));
+  const told = (turn, n) => `decision ${n + 1}: ${number.format(tokens[n])} prompt tokens, cost so far ${dollars(sums[n])}${isFailed(turn) ? `, ${words(turn.state.outcome)}` : ""}`;
+  return [
+    ...drawn, curved(tokens.map((each, n) => [atX(n + 1), atY(each)]), 0), curved(sums.map((each, n) => [atX(n + 1), atOther(each)]), 1),
+    ...decisions.flatMap((turn, n) => (isFailed(turn) ? [svg("circle", { cx: atX(n + 1), cy: atY(tokens[n]), r: 3, fill: "var(--red)" })] : [])),
+    ...decisions.map((turn, n) => mark("rect", { x: atX(n + 0.5), y: top, width: atX(1) - atX(0), height: bottom - top, fill: "transparent" }, told(turn, n), () => act(n))),
+  ];
+};
 
 // What the whole conversation costs, with its subagents, resumed and forked sessions, is told first.
 function cost(session) {

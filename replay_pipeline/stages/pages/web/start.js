@@ -4,7 +4,6 @@ const ORDER = ["overview", "sessions", "teachers", "pairs", "dataset", "training
 async function show() {
   const asked = address();
   const { tabs: present, root, is_redacted: isRedacted, timezone } = await load("overview");
-  clearCharts();
   for (const key of Object.keys(keys)) delete keys[key];
   const shown = ORDER.map((name) => tabs.find(([tab]) => tab === name)).filter(([name]) => ["overview", "sessions"].includes(name) || present.includes(name));
   const current = asked.tab === "session" ? "sessions" : asked.tab;

@@ -53,7 +53,7 @@ async function showTeachers(main) {
   const agent = again === null ? "the recorded action" : "the agent, asked again";
   if (found.agent_usd_per_decision !== null) dots.push({ name: agent, x: 100 * found.agent_usd_per_decision, y: again ?? 1 });
   chart(picture, `Dollars per 100 decisions against share alike: ${dots.map((d) => `${d.name} ${percent(d.y)} for ${fine(d.x)}`).join("; ")}`,
-    points(dots, "US dollars per 100 decisions", "decisions taken alike"));
+    points(dots, "US dollars per 100 decisions", "decisions taken alike"), dots.map(({ name }) => name));
   const names = teachers.map((t) => t.teacher);
   for (const [title, rows, filter] of [["By tool of the decision", found.by_tool, "tool"], ["By project", found.by_project, "project"], ["By result of the session", found.by_result, "happened"]]) {
     if (!rows.length) continue;
