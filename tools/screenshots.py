@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.browser.serving import ADDRESSES, CHROMIUM, FLAGS, PATIENCE_MS, make_demo, serving
 
@@ -30,6 +30,7 @@ def graph(page: Page, url: str) -> None:
     page.goto(f"{url}/asset-groups")
     for name in ("claude_c", "trace_states", "trained_model"):
         page.get_by_text(name).last.wait_for()
+    page.wait_for_load_state("networkidle")  # what each asset's state is comes later
 
 
 def batch(page: Page, url: str) -> None:
@@ -40,31 +41,9 @@ def batch(page: Page, url: str) -> None:
     page.get_by_text("pair_yield").scroll_into_view_if_needed()
 
 
-def costs(page: Page, url: str) -> None:
-    page.goto(f"{url}/assets/teacher_actions?view=overview")
-    page.get_by_text("Plots", exact=True).last.click()
-    page.locator("canvas").nth(5).wait_for()
-    page.get_by_text("usd", exact=True).last.scroll_into_view_if_needed()
-
-
-def training(page: Page, url: str) -> None:
-    page.goto(f"{url}/assets/trained_model?view=events")
-    page.get_by_text("loss/objective by step").wait_for()
-    page.locator('img[src^="data:image/svg"]').first.wait_for()
-    page.get_by_text("channels", exact=True).scroll_into_view_if_needed()
-
-
-def checks(page: Page, url: str) -> None:
-    page.goto(f"{url}/assets/dpo_pairs?view=checks")
-    expect(page.get_by_text("Succeeded")).to_have_count(2, timeout=PATIENCE_MS)
-
-
 VIEWS: dict[str, tuple[Callable[[Page, str], None], int, int]] = {
-    "graph": (graph, 1900, 500),
+    "graph": (graph, 1900, 560),
     "batch": (batch, 1280, 1500),
-    "costs": (costs, 1280, 900),
-    "training": (training, 1280, 1300),
-    "checks": (checks, 1280, 640),
 }
 """Name → what is shown, and the width and height of the window."""
 
