@@ -166,7 +166,7 @@ def train_sharded(folder: Path, *, is_dry: bool) -> None:
     logs = [
         (folder / name / "metrics.jsonl").read_text().splitlines() for name in ("sharded", "run")
     ]
-    ours, whole = ([json.loads(line).get("loss/objective") for line in log][:-1] for log in logs)
+    ours, whole = ([json.loads(line).get("train/loss") for line in log][:-1] for log in logs)
     print(json.dumps({"losses": ours, "losses_unsharded": whole}))
     assert all(math.isclose(a, b, rel_tol=0.02) for a, b in zip(ours, whole, strict=True))
 

@@ -211,7 +211,7 @@ def _tell_training(train: Report, curves: Mapping[str, Sequence[float]]) -> None
             say(f"{_PLOTTED[name]:<16} {curve[0]:.3f} {plot} {curve[-1]:.3f}")
 
 
-_PLOTTED = {"loss/objective": "loss by step", "replay/accuracy": "pairs right"}
+_PLOTTED = {"train/loss": "loss by step", "replay/accuracy": "pairs right"}
 """Curves of a training that are drawn in a terminal."""
 
 

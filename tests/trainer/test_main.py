@@ -57,7 +57,7 @@ def test_metrics_are_json_lines_with_group_and_name(finished):
     rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows[:6]] == [1, 2, 3, 4, 5, 6]
     assert all("/" in key for row in rows for key in row if key != "step")
-    keys = {"loss/objective", "policy/loss", "replay/loss", "replay/accuracy", "train/reward"}
+    keys = {"train/loss", "policy/loss", "replay/loss", "replay/accuracy", "train/reward"}
     assert keys <= set(rows[0])
     assert any("sdpo/loss" in row for row in rows)
 

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("objective", ("loss/objective",)),
+    ("loss", ("train/loss",)),
     ("channels", ("policy/loss", "sdpo/loss", "replay/loss")),
     ("reward and accuracy", ("train/reward", "replay/accuracy")),
     ("gradient norm", ("train/grad_norm",)),
@@ -76,8 +76,8 @@ tags: [trl, composer-replication]
 # Three-channel model
 
 Trained from {base} on the preference dataset `{dataset}`: {report["steps"]} steps in
-{report["seconds"]:.0f} s. Live channels: {channels}. Objective on a fixed batch:
-{report["loss_first"]:.4f} before, {report["loss_last"]:.4f} after.
+{report["seconds"]:.0f} s. Live channels: {channels}. Loss in the first tenth of the steps:
+{report["loss_first"]:.4f}, in the last: {report["loss_last"]:.4f}.
 
 | on held-out sessions | before | after |
 |---|---|---|

@@ -12,13 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from trainer.losses.channels import SDPOOptions, distillation_per_token
 from trainer.losses.compose import Batch, PairLogps
 from trainer.losses.compose import pair_logps as plain_pair_logps
 from trainer.model.causal_lm import causal_lm_of, head_logps, logit_rule
-
-CHUNK = 256
-"""Number of tokens whose logits exist at the same time."""
 
 
 def project(model: Any, hidden: Tensor) -> Tensor:
@@ -46,18 +42,6 @@ def chunked_response_logps(
 ) -> Tensor:
     """Compute the log-probability of every response token, [N], row after row."""
     hidden_BTH = response_states(model, ids_BT, attention_mask_BT)
-    return logps_of_states(model, hidden_BTH, ids_BT, response_mask_BT, temperature=temperature)
-
-
-def logps_of_states(
-    model: nn.Module,
-    hidden_BTH: Tensor,
-    ids_BT: Tensor,
-    response_mask_BT: Tensor,
-    *,
-    temperature: float = 1.0,
-) -> Tensor:
-    """Compute the results of `chunked_response_logps` from the hidden states of the sequences."""
     rows_N, predictors_N = _asked(response_mask_BT, hidden_BTH.device)
     hidden_NH, ids_N = hidden_BTH[rows_N, predictors_N], ids_BT[rows_N, predictors_N + 1]
     return head_logps(model, hidden_NH, ids_N, temperature=temperature)[0]
@@ -90,20 +74,3 @@ def _asked(response_mask_BT: Tensor, device: torch.device) -> tuple[Tensor, Tens
     places = (response_mask_BT[:, 1:] != 0).nonzero(as_tuple=True)
     rows_N, predictors_N = (one.to(device, non_blocking=True) for one in places)
     return rows_N, predictors_N
-
-
-@torch.no_grad()
-def chunked_distillation(
-    model: nn.Module,
-    student_NH: Tensor,
-    teacher_NH: Tensor,
-    ids_N: Tensor,
-    options: SDPOOptions,
-) -> Tensor:
-    """Return the sum of channel 2's loss over response tokens, with one head for both sides and without gradient."""
-    chunks = zip(student_NH.split(CHUNK), teacher_NH.split(CHUNK), ids_N.split(CHUNK), strict=True)
-    charged = [
-        distillation_per_token(project(model, student), project(model, teacher), ids, options).sum()
-        for student, teacher, ids in chunks
-    ]
-    return torch.stack(charged).sum() if charged else student_NH.new_zeros(())

@@ -22,7 +22,7 @@ _MAX_POINTS = 200
 TRAINER_LOCK = "trainer.lock"
 """File in the output folder in which the trainer names its process."""
 CURVES = (
-    "loss/objective",
+    "train/loss",
     "policy/loss",
     "sdpo/loss",
     "replay/loss",

@@ -68,6 +68,10 @@ def test_a_temperature_divides_the_logits(tokenizer):
     )
 
 
+MOST_ROWS = 256
+"""Tokens whose logits may exist at the same time."""
+
+
 class LargestLogits(TorchDispatchMode):
     """Notes the most rows that any tensor of one column per word of the vocabulary has."""
 
@@ -88,7 +92,7 @@ def test_the_plain_path_makes_them(tokenizer):
     batch = ComposerDataCollator(tokenizer, with_tools=False)(rows_of(4))
     with LargestLogits(len(tokenizer)) as seen:
         pair_logps(qwen(len(tokenizer)), batch)
-    assert seen.n_rows > scoring.CHUNK
+    assert seen.n_rows > MOST_ROWS
 
 
 @pytest.mark.slow
@@ -116,4 +120,4 @@ def test_no_run_makes_the_logits_of_a_batch(
     )
     with LargestLogits(n_words) as seen:
         run(config)
-    assert 0 < seen.n_rows <= scoring.CHUNK
+    assert 0 < seen.n_rows <= MOST_ROWS

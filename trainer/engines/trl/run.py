@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -54,7 +55,6 @@ from trainer.engines.trl.checkpoints import (
     stamp_of,
 )
 from trainer.engines.trl.config import ComposerConfig
-from trainer.engines.trl.objective import FixedBatchObjective
 from trainer.engines.trl.trainer import ComposerReplicationTrainer
 from trainer.errors import DatasetError, TrainerConfigError, TrainerError
 from trainer.model.loading import (
@@ -89,9 +89,9 @@ class RunParts:
 class MetricsFile(TrainerCallback):
     """The file with one JSON line per log of the trainer, with `group/name` keys."""
 
-    def __init__(self, path: Path, config: ComposerConfig) -> None:
+    def __init__(self, path: Path) -> None:
         """Write to `path`."""
-        self.path, self.config = path, config
+        self.path = path
         self.rows: list[dict[str, Any]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
@@ -107,16 +107,16 @@ class MetricsFile(TrainerCallback):
             return
         row: dict[str, Any] = {"step": state.global_step, "train/max_steps": state.max_steps}
         row |= {key if "/" in key else f"train/{key}": value for key, value in logs.items()}
-        if "policy/loss" in row or "replay/loss" in row:
-            row["loss/objective"] = (
-                self.config.policy_weight * row.get("policy/loss", 0.0)
-                + self.config.alpha_sdpo * row.get("sdpo/loss", 0.0)
-                + self.config.beta_replay * row.get("replay/loss", 0.0)
-                + self.config.drift_weight * row.get("drift/kl", 0.0)
-            )
         self.rows.append(row)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+    def losses(self) -> tuple[float, float]:
+        """Return the mean losses of the first and of the last tenth of the steps."""
+        found = [row["train/loss"] for row in self.rows if "train/loss" in row]
+        found = found or [row["train/train_loss"] for row in self.rows[-1:]] or [math.nan]
+        n = max(len(found) // 10, 1)
+        return fmean(found[:n]), fmean(found[-n:])
 
 
 def _steps_of(path: Path, *, until: int) -> list[dict[str, Any]]:
@@ -190,8 +190,8 @@ def _run(
         return json.loads((output / "report.json").read_text("utf-8"))
     resumed = checkpoint_to_resume(config.resume_from, steps, stamp)
     made = _Prepared(config, args, parts)
-    before, loss_first = made.measured()
-    metrics = MetricsFile(output / "metrics.jsonl", args)
+    before = made.measured()
+    metrics = MetricsFile(output / "metrics.jsonl")
     stopping = StopAtStep(stamp, stop, is_alone=args.world_size == 1 and not made.outer)
     trainer = build_trainer(made, parts, [*made.outer, metrics, stopping])
     try:
@@ -202,7 +202,7 @@ def _run(
         # First what took hours, then what only looks at it.
         with stop.held():
             save_checkpoint(made, trainer, output)
-        after, loss_last = made.measured()
+        after = made.measured()
     except KeyboardInterrupt:
         if not stop.is_held:
             with stop.held():
@@ -215,6 +215,7 @@ def _run(
         for name, why in NOTHING_TO_LEARN.items()
         if name not in [*live, *made.off]
     }
+    loss_first, loss_last = metrics.losses()
     report = {
         "loss_first": loss_first,
         "loss_last": loss_last,
@@ -298,7 +299,6 @@ class _Prepared:
                 self.recorded.add_behaviour_logps(
                     self.model, logps_of=chunked_response_logps, temperature=args.temperature
                 )
-        self.objective = FixedBatchObjective(self.model, self.collator, self.data, args)
         self.evaluation = config.evaluation.within(evaluation_cost(self.data, renderer, args))
 
     def _trainee(self, data: PreferenceData) -> Any:
@@ -335,11 +335,11 @@ class _Prepared:
             logger.warning("channel replay is off: %s", refusal)
             refuse_all_off(self.off)
 
-    def measured(self) -> tuple[dict[str, Any], float]:
-        """Evaluate the model as it is now, and compute the objective on a fixed batch."""
+    def measured(self) -> dict[str, Any]:
+        """Evaluate the model as it is now."""
         level = load_function(self.config.agreement) if self.config.agreement else agreement
         with self.pair_forward.autocast():
-            figures = evaluate(
+            return evaluate(
                 self.model,
                 self.collator,
                 self.data.test_pairs,
@@ -349,7 +349,6 @@ class _Prepared:
                 forward=self.pair_forward,
                 batch_size=self.pair_forward.batch_size,
             )
-            return figures, self.objective()
 
     def inspected(self) -> list[dict[str, Any]]:
         """Return the first pairs as training sees them, for who wants to check that."""

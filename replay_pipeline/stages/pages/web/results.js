@@ -26,7 +26,7 @@ async function showTraining(main) {
   for (const line of found.words) main.append(element("p", line.kind === "finding" ? "warning" : "", line.text));
   main.append(element("section", "figures", ...found.before_after.filter((row) => row.is_first).map((row) =>
     figure(`${row.before} → ${row.after}`, `${row.name}, before and after`))));
-  const [first, ...curves] = Object.entries(found.curves).sort(([a], [b]) => (b === "loss/objective") - (a === "loss/objective"));
+  const [first, ...curves] = Object.entries(found.curves).sort(([a], [b]) => (b === "train/loss") - (a === "train/loss"));
   const shown = element("div", "cards");
   main.append(shown);
   if (first) curve(shown, "The loss while it learned: lower is better", first[1]);

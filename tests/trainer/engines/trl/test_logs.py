@@ -1,6 +1,7 @@
 """Logs are of tokens, pairs and steps, however a step is cut into micro-batches and ranks."""
 
 import copy
+import math
 
 import pytest
 
@@ -25,7 +26,7 @@ def logged(composer, model, tmp_path, **settings):
         {**row, "weight": 0.25 + 0.5 * i, "balance": 1 - i / 24} for i, row in enumerate(rows_of(3))
     ]
     trainer = composer(model=copy.deepcopy(model), pairs=rows, output=tmp_path, **ALL | settings)
-    file = MetricsFile(tmp_path / "metrics.jsonl", trainer.composer)
+    file = MetricsFile(tmp_path / "metrics.jsonl")
     trainer.add_callback(file)
     trainer.train()
     return [row for row in file.rows if "train/train_runtime" not in row]
@@ -52,7 +53,7 @@ def test_micro_batches_log_what_one_batch_logs(composer, model, tmp_path, sharin
 
 
 @pytest.mark.parametrize("size", [8, 2])
-def test_the_objective_is_the_loss_that_was_sent_back(composer, model, tmp_path, size):
+def test_the_loss_is_the_weighted_sum_of_the_figures(composer, model, tmp_path, size):
     rows = logged(
         composer,
         model,
@@ -64,8 +65,10 @@ def test_the_objective_is_the_loss_that_was_sent_back(composer, model, tmp_path,
         drift_tokens=64,
         max_steps=3,
     )
+    weights = {"policy/loss": 1.0, "sdpo/loss": 0.5, "replay/loss": 0.7, "drift/kl": 3.0}
     for row in rows:
-        assert row["loss/objective"] == pytest.approx(row["train/loss"], abs=2e-6)
+        summed = sum(weight * row[name] for name, weight in weights.items())
+        assert row["train/loss"] == pytest.approx(summed, abs=2e-6)
     assert rows[-1]["drift/kl"] > 0
 
 
@@ -87,3 +90,12 @@ def test_a_log_of_several_steps_is_their_mean_whatever_is_saved_between(composer
     summed = sum(r["sdpo/loss"] * n for r, n in zip(single, n_tokens, strict=True))
     assert row["sdpo/loss"] == pytest.approx(summed / sum(n_tokens), abs=1e-6)
     assert row["replay/n_pairs"] == 4
+
+
+def test_a_report_compares_the_first_tenth_of_the_steps_with_the_last(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    assert all(map(math.isnan, file.losses()))  # of a rank that writes no file
+    file.rows = [{"train/train_loss": 5.0}]
+    assert file.losses() == (5.0, 5.0)
+    file.rows = [{"train/loss": float(loss)} for loss in range(20, 0, -1)] + file.rows
+    assert file.losses() == (19.5, 1.5)
