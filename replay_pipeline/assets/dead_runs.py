@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 _GOING = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
 _SERVER_TAG = ".dagster/grpc_info"
+_BEGUN = {DagsterEventType.RUN_STARTING, DagsterEventType.RUN_START}
+_COMES_UP_S = 60.0
+"""How long a run's process may take to come up, which it does even if the server that started it is killed."""
 _CLOCK_SLACK_S = 2.0
 _WHAT_TO_DO = (
     "its process is gone (killed, out of memory, or the machine went down). Nothing that was paid "
@@ -85,11 +88,14 @@ def _free_slots(instance: dg.DagsterInstance) -> None:
 
 
 def _is_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    starts = instance.all_logs(run.run_id, of_type=DagsterEventType.RUN_START)
-    if not starts:
+    events = instance.all_logs(run.run_id, of_type=_BEGUN)
+    if not events:
         return _is_served(run)
-    pid = starts[-1].get_dagster_event().pid
-    return pid is not None and is_running(pid, since=starts[-1].timestamp)
+    last = events[-1].get_dagster_event()
+    if last.event_type == DagsterEventType.RUN_STARTING:
+        age_s = datetime.now(UTC).timestamp() - events[-1].timestamp
+        return _is_served(run) or age_s < _COMES_UP_S
+    return last.pid is not None and is_running(last.pid, since=events[-1].timestamp)
 
 
 def _is_served(run: dg.DagsterRun) -> bool:

@@ -145,6 +145,16 @@ def test_a_run_that_ends_well_while_it_is_looked_at_stays_green(tmp_path, monkey
         assert ended.status == dg.DagsterRunStatus.SUCCESS
 
 
+def test_a_run_whose_server_dies_while_it_comes_up_has_a_minute_to_start(tmp_path, monkeypatch):
+    with instance_of(tmp_path) as instance:
+        run = create_run_for_test(instance, job_name="ours", status=dg.DagsterRunStatus.STARTING)
+        event = dg.DagsterEvent(dg.DagsterEventType.RUN_STARTING.value, run.job_name)
+        instance.report_dagster_event(event, run.run_id)
+        assert dead_runs.reconcile(instance) == []
+        monkeypatch.setattr(dead_runs, "_COMES_UP_S", 0.0)
+        assert dead_runs.reconcile(instance) == [run.run_id]
+
+
 def test_a_daemon_that_dies_again_and_again_ends_with_an_exit_code_of_its_own(
     tmp_path, monkeypatch, capsys
 ):
