@@ -45,7 +45,9 @@ from benchmarks.scored_answers import (
     share,
     state_of,
 )
+from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.difference import IN_WORDS, ActionDifference, Fact
+from replay_pipeline.actions.tools import ToolList
 from replay_pipeline.judge.belief import LEAST_LESSON, VOTES, bounded, features
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.types import MIN_P_BETTER, TeacherAction
@@ -70,6 +72,13 @@ SIZES = (3, 2, 3, 4, 5)
 N_PARTS = 4
 """Into so many parts questions are cut: without one, what is claimed of it is learned."""
 MOST_DISSENT = 2
+ANSWERS = (
+    "the only answer",
+    "the dearest of two that differ",
+    "the agent's action, one for it and one not",
+)
+"""Answers that nobody confirmed, as `answer_right` of the table has them."""
+_UNKNOWN_PRICE = (99.0, 99.0)
 FEWEST = 40
 """Agents with fewer pairs tell little of their own."""
 _L2 = 1.0
@@ -105,6 +114,9 @@ class Draw:
     """Where agent and teachers agree: families that differ, and whether it is right."""
     alone: list[bool]
     """Whether actions are right that nobody else took, where nobody agrees."""
+    answers: list[tuple[str, float, bool]]
+    """Answers that nobody confirmed, while the cheapest teacher or two were asked: whose, what is claimed, and
+    whether it is right."""
     usd: float
 
 
@@ -116,7 +128,7 @@ def judge(
     keys = [key for key in sorted(own) if key in asked and own[key].calls is not None]
     states = [state_of(key, asked[key], agent, own[key]) for key in keys]
     rows, usd = [], 0.0
-    for teacher in teachers:
+    for teacher in sorted(teachers, key=lambda each: PRICES.get(each, _UNKNOWN_PRICE)):
         for key in keys:
             if (answer := answers.of(teacher).get(key)) is None:
                 continue
@@ -128,6 +140,7 @@ def judge(
                     teacher=teacher,
                     model=teacher,
                     family=maker(teacher),
+                    cost_usd=(read * answer.n_read + written * answer.n_written) / 1e6,
                     action=message_of(answer) if answer.calls is not None else None,
                     error_code=None if answer.calls is not None else "malformed_arguments",
                 )
@@ -140,7 +153,7 @@ def judge(
         return statistics.mean(told) > 0.5
 
     found = []
-    n_agreed = len(report.positives)
+    n_agreed = sum(row["kind"] != "answer" for row in report.positives)
     agreement = (n_agreed + 9) / (n_agreed + len(report.pairs) + 10)
     for pair in report.pairs:
         facts: list[Fact] = pair["difference"]
@@ -177,7 +190,28 @@ def judge(
         for name in (agent, *teachers)
         if row["state_id"] in answers.of(name)
     ]
-    return Draw(agent, list(teachers), found, agreed, alone, usd)
+    by_price, unconfirmed = list(dict.fromkeys(row.teacher for row in rows)), []
+    own_actions = {
+        state["state_id"]: canonical_action(
+            state["student_action"], tools=ToolList(state["tools"])
+        ).render()
+        for state in states
+    }
+    asked_next = set(keys)
+    for n_asked in (1, 2):
+        # A second teacher is asked where the first one differs.
+        some = [
+            row for row in rows if row.teacher in by_price[:n_asked] and row.state_id in asked_next
+        ]
+        of_these = extract_pairs(states, some, 2).positives
+        asked_next = {row["state_id"] for row in of_these if row["kind"] == "answer"}
+        for row in of_these:
+            if row["kind"] == "answer":
+                is_agents = row["action"] == own_actions[row["state_id"]]
+                whose = ANSWERS[2 if is_agents else n_asked - 1]
+                told = is_right(row["state_id"], [agent] if is_agents else row["teachers_agreeing"])
+                unconfirmed.append((whose, row["p_chosen_right"], told))
+    return Draw(agent, list(teachers), found, agreed, alone, unconfirmed, usd)
 
 
 Coefficients = dict[str, float]
@@ -353,6 +387,26 @@ def bought(draws: Sequence[Draw], claims: Sequence[Claim]) -> dict[str, Any]:
     }
 
 
+def table_of_answers(draws: Sequence[Draw]) -> list[dict[str, Any]]:
+    """Return what is claimed of answers that nobody confirmed, beside what is true: of all, and by agent."""
+    rows = []
+    for name in ANSWERS:
+        by_agent: dict[str, list[bool]] = defaultdict(list)
+        claimed = []
+        for draw in draws:
+            for whose, claim, is_right in draw.answers:
+                if whose == name:
+                    claimed.append(claim)
+                    by_agent[draw.agent].append(is_right)
+        shares = sorted(statistics.mean(s) for s in by_agent.values() if len(s) >= FEWEST)
+        ends = [round(shares[0], 3), round(shares[-1], 3)] if shares else None
+        told = [each for some in by_agent.values() for each in some]
+        rows.append(
+            {"whose": name, "n": len(told), "claimed": share(claimed), "right": share(told), "by agent": ends}
+        )  # fmt: skip
+    return rows
+
+
 def drawn(
     answers: Answers,
     asked: Mapping[str, dict[str, Any]],
@@ -417,6 +471,7 @@ def learned_from(draws: Sequence[Draw], snapshot: str, n_again: int = 60) -> str
         f"n_agents = {len(agents)}",
         f"agreed_right = {by_dissent}",
         f"alone_right = {share(ok for draw in draws for ok in draw.alone)}",
+        f"answer_right = {[share(ok for d in draws for whose, _, ok in d.answers if whose == each) for each in ANSWERS]}",
         f"beside_wrong = {share(c.is_agent_right for c in found if not c.is_chosen_right)}",
     ]
     for place, table in enumerate(("chosen_right", "rejected_wrong", "chosen_right_by_votes")):
@@ -496,6 +551,7 @@ def main() -> None:
         "all that teachers agree on against the agent": errors(claims),
         "kept": errors([claim for claim in claims if claim.is_kept]),
         "bought": bought(draws, claims),
+        "answers that nobody confirmed": table_of_answers(draws),
         "by claim": table_by(claims, lambda c: [max(low for low in BINS if c.better >= low)]),
         "by difference": table_by(claims, lambda c: [IN_WORDS[f] for f in c.of.differs.names()]),
         "by category": table_by(claims, lambda c: [c.of.category]),

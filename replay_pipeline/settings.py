@@ -112,7 +112,7 @@ class ReplaySettings(_Section):
     `REPLAY_LEDGER` sets it too. Use the variable for a URL with a password."""
     retry: RetryPolicy = RetryPolicy()
     """How often, and after how long, the program retries a call that certainly cost nothing."""
-    gates: tuple[str, ...] = ("cheap_first:0.1",)
+    gates: tuple[str, ...] = ("wide_first:0.1",)
     """Names of gates, which decide which teachers a run asks at which states. If empty, it asks
     every teacher at every state."""
     ask_at: Literal["consequences", "steps"] = "consequences"
@@ -128,7 +128,7 @@ class ReplaySettings(_Section):
     open, the next run asks."""
     steps_after: Annotated[int, Field(ge=0)] = 0
     """So many steps each teacher goes on behind its vote, where `workspaces.execute` lets its actions be carried
-    out. They are published as `positives` of the kind `continuation`, judged by nobody."""
+    out. They are published in `answers` with the kind `continuation`, judged by nobody."""
     asks_incomplete: bool = False
     """Also ask at states whose prompt lacks something that the agent saw, such as an image."""
     student: TeacherSpec | None = None

@@ -44,7 +44,7 @@ window = "clear_tool_results:10"
 [replay]
 max_total_usd = 5.0
 max_daily_usd = 20.0
-gates = ["cheap_first:0.1"]
+gates = ["wide_first:0.1"]
 
 [[replay.teachers]]
 name = "local"

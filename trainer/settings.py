@@ -57,10 +57,11 @@ class SharedSettings:
     objective: str | None = None
     """Policy objective: grpo, bnpo, dr_grpo, dapo, gspo, cispo, sapo, luspo, vespo, or `sft`
     (cross-entropy on recorded actions). By default, the engine's own."""
-    sft_on: str = "consensus"
+    sft_on: str = "answers"
     """Actions that `objective: sft` learns from: `chosen` (those of the pairs), `consensus` (also
-    those of the positives, which have no preference loss), or `recorded` (the agent's actions at
-    the states of both)."""
+    those of the positives, which have no preference loss), `answers` (also what a teacher said and
+    nobody confirmed), or `recorded` (the agent's actions at the states of pairs and positives). Each weighs as
+    much as it is likely right."""
     alpha_sdpo: float = 0.0
     """Weight of hint-conditioned self-distillation. 0 turns it off."""
     beta_replay: float = 0.0
@@ -222,7 +223,7 @@ class SharedSettings:
         return self.head != "reference" and self.sdpo.is_plain
 
     def _check_sft(self) -> None:
-        if self.sft_on != "consensus" and not self.is_sft:
+        if self.sft_on != SharedSettings.sft_on and not self.is_sft:
             raise TrainerConfigError(f"sft_on={self.sft_on!r} needs objective=sft")
         if self.sft_on == "recorded" and self.beta_replay > 0:
             raise TrainerConfigError(
@@ -242,7 +243,7 @@ class SharedSettings:
             "pair_forward": ("auto", "packed", "padded"),
             "prompt_window": ("decision", "tail"),
             "group_pairs_by": ("session", "actions"),
-            "sft_on": ("chosen", "consensus", "recorded"),
+            "sft_on": ("chosen", "consensus", "answers", "recorded"),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:

@@ -494,8 +494,9 @@ def _bought(found: Report, report: Report) -> str:
         ("pairs", "pairs"),
         ("lessons", "lessons in which the agent may be right too"),
         ("positives", "confirmed actions of the agent"),
+        ("answers", "answers that nobody confirms"),
     ):
-        if name == "lessons" and not any(found[name]):
+        if name in ("lessons", "answers") and not any(found[name]):
             continue
         low, high = report[f"{name}_right"]
         share = f"{low:.0%}" if round(low, 2) == round(high, 2) else f"{low:.0%} to {high:.0%}"
@@ -654,15 +655,21 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
     """Show pairs by batch, and an estimate of how many are right."""
     _draw_batches(
         "Pairs",
-        ("n_states", "n_consensus", "n_agreement", "n_lessons", "n_pairs"),
+        ("n_states", "n_consensus", "n_agreement", "n_lessons", "n_answers", "n_pairs"),
         {
-            key: {"n_lessons": 0, **report, "n_states": sum(report["outcomes"].values())}
+            key: {
+                "n_lessons": 0,
+                "n_answers": 0,
+                **report,
+                "n_states": sum(report["outcomes"].values()),
+            }
             for key, report in reports.items()
         },
         headings={
             "n_consensus": "teachers agree",
             "n_agreement": "with the agent",
             "n_lessons": "lessons",
+            "n_answers": "answers of one",
         },
         is_summed=True,
     )

@@ -17,7 +17,7 @@ from replay_pipeline.actions import (
     differ_in_calls_alone,
 )
 from replay_pipeline.actions.keys import purpose_of
-from replay_pipeline.actions.votes import Consensus, Panel, Vote, has_one_effect
+from replay_pipeline.actions.votes import Consensus, Lead, Panel, Vote, has_one_effect
 from replay_pipeline.judge.answers import Case, ExtractOptions, level_of
 from replay_pipeline.judge.belief import evidence_of
 from replay_pipeline.judge.feasibility import PromptState
@@ -47,7 +47,11 @@ class Judgment:
     evidence: float
     """How much likelier what the session tells is if the agent's action is wrong."""
     looks: tuple[Look, ...] = ()
-    """What a teacher looked at first, where the consensus needs it and the agent's prompt lacks it."""
+    """What a teacher looked at first, where the chosen action needs it and the agent's prompt lacks it."""
+    answer: Consensus | None = None
+    """What to imitate where too few agree: an answer that nobody has confirmed."""
+    answer_left_out: str | None = None
+    """What speaks against it."""
 
 
 class Arbiter:
@@ -99,24 +103,25 @@ class Arbiter:
             outcome = "not_asked"
         looks: tuple[Look, ...] = ()
         if consensus is not None and outcome in ("pair", "contested"):
-            proposal = Proposal(
-                state=case.state,
-                chosen=consensus.action,
-                rejected=case.agent,
-                level=self.level,
-                spellings=[vote.action for vote in consensus.votes],
-                case=case,
-                n_disputing=standing.n_against if outcome == "contested" else 0,
-            )
-            outcome, why = first_objection(proposal, OBJECTIONS["recorded"]) or ("pair", None)
-            if outcome == "infeasible" and decision == "pair":
-                looks = _looks_needed(proposal, [vote.row.looks for vote in consensus.votes])
-                outcome, why = ("after_looks", None) if looks else (outcome, why)
+            disputing = standing.n_against if outcome == "contested" else 0
+            found, needed = self._objection(case, consensus, disputing)
+            outcome, why = found or ("pair", None)
+            if outcome == "infeasible" and decision == "pair" and needed:
+                outcome, why, looks = "after_looks", None, needed
         ended = case.state.get("outcome")
         evidence = evidence_of(ended, case.agent.tools, case.state.get("hint"))
         if outcome == "agreement" and evidence > 1:
             # What failed or was refused when the agent did it is no lesson, whoever would do it too.
             outcome, why = "would_fail", f"in the log: {case.state.get('error_kind') or ended}"
+        answer, left_out = None, None
+        if outcome in ("no_consensus", "too_few_answers") and case.voting and not is_tie:
+            answer = self._unconfirmed(lead, case.voting, with_agent)
+            if answer.votes[0] in with_agent:
+                left_out = "would_fail" if evidence > 1 else None
+            else:
+                found, looks = self._objection(case, answer)
+                if found is not None and found[0] not in LESSONS_ALONE and not looks:
+                    left_out = found[0]
         found_levels = {levels[vote.action] for vote in consensus.votes} if consensus else set()
         return Judgment(
             case=case,
@@ -135,7 +140,43 @@ class Arbiter:
             levels=list(everyone.levels()),
             evidence=evidence,
             looks=looks,
+            answer=None if left_out else answer,
+            answer_left_out=left_out,
         )
+
+    def _objection(
+        self, case: Case, chosen: Consensus, n_disputing: int = 0
+    ) -> tuple[tuple[str, str | None] | None, tuple[Look, ...]]:
+        """Return what speaks against what teachers would do, and the looks after which it can be done."""
+        proposal = Proposal(
+            state=case.state,
+            chosen=chosen.action,
+            rejected=case.agent,
+            level=self.level,
+            spellings=[vote.action for vote in chosen.votes],
+            case=case,
+            n_disputing=n_disputing,
+        )
+        found = first_objection(proposal, OBJECTIONS["recorded"])
+        if found is None or found[0] != "infeasible":
+            return found, ()
+        return found, _looks_needed(proposal, [vote.row.looks for vote in chosen.votes])
+
+    def _unconfirmed(
+        self, lead: Lead | None, voting: Sequence[Vote], with_agent: Sequence[Vote]
+    ) -> Consensus:
+        """Return what is likeliest right where too few agree: what most say, else the agent's action if somebody took it.
+
+        Of answers that all differ, the dearest is right most often (`benchmarks/real_models.py`).
+        """
+        if lead is not None and lead.consensus.n_families > 1:
+            return lead.consensus
+        mine = [vote for vote in voting if vote in with_agent]
+        dearest = max(voting, key=lambda vote: (vote.row.cost_usd, vote.row.teacher))
+        [chosen] = mine[:1] or [dearest]
+        alone = Panel([chosen]).lead(self.level)
+        assert alone is not None, "a vote leads where it is the only one"
+        return alone.consensus
 
     def _is_confirmed(self, case: Case, standing: Standing, with_agent: Sequence[Vote]) -> bool:
         """Return whether all who were asked took the recorded action, and only with its vote are enough.

@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from replay_pipeline.actions.agreement import strictness
-from replay_pipeline.judge.belief import right_if_agreed, right_if_confirmed
+from replay_pipeline.actions.votes import Consensus
+from replay_pipeline.judge.answers import Case
+from replay_pipeline.judge.belief import right_if_agreed, right_if_confirmed, right_if_unconfirmed
 from replay_pipeline.judge.judgment import Judgment
 from replay_pipeline.judge.precision import Precision, PrecisionEvidence
 from replay_pipeline.judge.records import outcome_row, positive_row
@@ -41,9 +43,14 @@ class PairReport:
     agreement_threshold: int
     pairs: list[DPOPair] = field(default_factory=list)
     positives: list[dict[str, Any]] = field(default_factory=list)
-    """Lessons: states with the action on which the teachers agree, as rows of the table `positives`."""
+    """Lessons: states with the action on which the teachers agree, as rows of the table `positives`. And answers
+    that nobody has confirmed, of the kind `answer`."""
     n_lessons: int = 0
     """Lessons at which the agent did something else that may be right too."""
+    n_answers: int = 0
+    """Answers that nobody has confirmed, among `positives`."""
+    answers_left_out: Counter[str] = field(default_factory=Counter)
+    """Answers that nobody has confirmed and that something speaks against, by reason."""
     outcomes: list[dict[str, Any]] = field(default_factory=list)
     """One row per state, for the table `outcomes`."""
     teachers: dict[str, TeacherTally] = field(default_factory=dict)
@@ -101,6 +108,15 @@ class PairReport:
             self.positives.append(positive_row(case, consensus, case.agent, p))
             if len(case.voting) == 1:
                 self._once.append((case.voting[0].row.teacher, self.positives[-1]))
+        if (answer := judgment.answer) is not None:
+            is_agents = answer.votes[0] in judgment.with_agent
+            action = case.agent if is_agents or _both_end(case, answer) else answer.action
+            p = right_if_unconfirmed(len(case.voting), is_agents=is_agents)
+            row = positive_row(case, answer, action, p, judgment.looks)
+            self.positives.append(row | {"kind": "answer"})
+            self.n_answers += 1
+        elif judgment.answer_left_out:
+            self.answers_left_out[judgment.answer_left_out] += 1
         self._explore(judgment)
         for one, other, found in judgment.levels:
             a, b = sorted((one.row.teacher, other.row.teacher))
@@ -135,7 +151,7 @@ class PairReport:
         """
         case, consensus = judgment.case, judgment.consensus
         assert consensus is not None, "what makes no consensus teaches nothing"
-        action = consensus.action if consensus.action.calls or case.agent.calls else case.agent
+        action = case.agent if _both_end(case, consensus) else consensus.action
         p = pair["p_chosen_right"]
         row = positive_row(case, consensus, action, p, judgment.looks)
         self.positives.append(row)
@@ -206,8 +222,10 @@ class PairReport:
             "agreement_threshold": self.agreement_threshold,
             "n_states": self.n_states,
             "n_pairs": len(self.pairs),
-            "n_positives": len(self.positives),
+            "n_positives": len(self.positives) - self.n_answers,
             "n_lessons": self.n_lessons,
+            "n_answers": self.n_answers,
+            "answers_left_out": dict(sorted(self.answers_left_out.items())),
             "n_refuted": len(self.refuted),
             "precision": asdict(self.precision) | {"words": self.precision.words()},
             "poll": self.poll.to_json(),
@@ -240,6 +258,11 @@ class PairReport:
                 for name, row in sorted(self.matrix.items())
             },
         }
+
+
+def _both_end(case: Case, chosen: Consensus) -> bool:
+    """Return whether agent and teachers end the turn: then the agent's text stands for theirs."""
+    return not (chosen.action.calls or case.agent.calls)
 
 
 def _counts(values: Iterable[str]) -> dict[str, int]:

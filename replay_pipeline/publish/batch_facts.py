@@ -64,6 +64,7 @@ STAGE_FACTS = {
         "n_consensus",
         "n_agreement",
         "n_lessons",
+        "n_answers",
         "n_pairs",
         "outcomes",
         "poll",

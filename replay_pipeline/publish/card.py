@@ -39,6 +39,7 @@ _MAX_SAMPLE_CHARS = 1200
 _ABOUT = {
     "pairs": "states with a chosen and a rejected action",
     "positives": "lessons: states with the action that the teachers agree on, where the agent took it or may be right too",
+    "answers": "what one teacher said and nobody confirmed, to be imitated at its `p_chosen_right`; steps that a teacher took behind its vote have none",
     "prompts": "every state with a consensus, for policy optimization with a verifiable reward",
     "pairs_distillable": "the pairs whose teachers all allow training on their answers",
 }
@@ -46,10 +47,10 @@ _COLUMNS = {
     "prompt": "Messages up to the decision, tool calls and results included.",
     "chosen": "The action of the teachers' consensus, one assistant message.",
     "rejected": "The recorded action of the agent, one assistant message.",
-    "completion": "The action that the teachers agree on (`positives`).",
-    "label": "Always true (`positives`).",
+    "completion": "The action that the teachers agree on (`positives`), or that one said (`answers`).",
+    "label": "Always true.",
     "consensus": "The action of the consensus, as a message (`prompts`).",
-    "kind": "`agreement` if the agent took the action of the consensus, `lesson` if it took another one that may be right too, `pair` if it was likely wrong.",
+    "kind": "`agreement` if the agent took the action of the consensus, `lesson` if it took another one that may be right too, `pair` if it was likely wrong; `answer` and `continuation` in `answers`.",
     "tools": "The tools that were offered, in the OpenAI form, as JSON text; null where none were.",
     "n_tokens": "Tokens of prompt, tools and the longer side together.",
     "needs": "Places in `prompt` (from 0) of the messages without which a side would not be possible; "
@@ -70,6 +71,7 @@ _FIGURES = {
     "states with a consensus": ("pairs", "n_consensus"),
     "of these, the agent agreed": ("pairs", "n_agreement"),
     "of these, the agent may be right too (lessons)": ("pairs", "n_lessons"),
+    "answers that nobody confirmed": ("pairs", "n_answers"),
     "pairs before normalization": ("normalize", "n_in"),
     "pairs kept": ("normalize", "n_kept"),
 }

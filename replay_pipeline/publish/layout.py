@@ -94,6 +94,7 @@ PROMPTS = pa.schema(
 CONFIGS: dict[str, pa.Schema] = {
     "pairs": PAIRS,
     "positives": POSITIVES,
+    "answers": POSITIVES,
     "prompts": PROMPTS,
     "pairs_distillable": PAIRS,
 }
@@ -328,6 +329,17 @@ def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
         cwd=states.folders,
         client_texts=named,
     )
+
+
+UNCONFIRMED = ("answer", "continuation")
+"""Kinds of actions that one teacher alone stands for: they are in `answers`."""
+
+
+def by_config(positives: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield what teachers agree on and what one alone said, with their configs."""
+    alone = [kind in UNCONFIRMED for kind in _given(positives, "kind")]
+    for config, are_so in (("positives", False), ("answers", True)):
+        yield config, positives.filter(pa.array([each is are_so for each in alone], pa.bool_()))
 
 
 def positive_rows(positives: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:

@@ -134,7 +134,7 @@ def publish(
             version.add(
                 NewBatch(
                     key=key,
-                    parts=chain(parts, (("positives", part) for part in positive)),
+                    parts=chain(parts, *map(layout.by_config, positive)),
                     split=split,
                     stages=batch_facts.stage_facts(card_facts or {}, key),
                     ties=ties,
@@ -212,7 +212,7 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
         texts = earlier.texts(manifest)
         parts = (
             (config, new.without(part))
-            for config in ["positives", "pairs", *more]
+            for config in ["positives", "answers", "pairs", *more]
             for part in earlier.rows(manifest, config)
         )
         version.add(

@@ -241,8 +241,8 @@ class _BatchFiles:
         if config == "pairs":
             self._totals["n_with_texts"] += len(named)
             self._count(part)
-        if config == "positives":
-            self._totals["n_positives"] += len(part)
+        if "n_tokens" not in part.column_names:
+            self._totals[f"n_{config}"] += len(part)
         else:
             lengths = part["n_tokens"].to_pylist()
             fit = self._fit.setdefault(config, Counter())
@@ -268,7 +268,7 @@ class _BatchFiles:
             self._first = first, {name: layout.json_of(each) for name, each in shown.items()}
 
     def _put(self, config: str, rows: pa.Table) -> None:
-        if config in ("pairs", "positives"):
+        if config in ("pairs", "positives", "answers"):
             self._totals["n_rehearsed"] += n_rehearsed(rows)
         split, batch = self._batch.split, self._batch
         sides = [split.of(each) for each in layout.conversations_in(rows)]
@@ -301,7 +301,14 @@ class _BatchFiles:
             for side, found in self._talks.items()
         }
         ties = _shas(shared)
-        totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints", "n_positives")
+        totals = (
+            "n_pairs",
+            "n_distillable",
+            "n_sharing_vendor",
+            "n_hints",
+            "n_positives",
+            "n_answers",
+        )
         manifest = {
             "trace_batch": batch.key,
             "layout": layout.VERSION,
@@ -461,8 +468,7 @@ class Version:
 def _derived(config: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Yield what else is published of some rows: states with a consensus, and what may be trained on."""
     if config == "positives":
-        agreed = rows.filter(pc.not_equal(pc.fill_null(rows["kind"], ""), "continuation"))
-        yield "prompts", layout.published_prompts(agreed, "completion")
+        yield "prompts", layout.published_prompts(rows, "completion")
     elif config == "pairs":
         yield "prompts", layout.published_prompts(rows, "chosen")
         yield "pairs_distillable", rows.filter(rows["is_distillable"])

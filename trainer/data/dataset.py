@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ REQUIRED_COLUMNS: dict[str, tuple[str, ...]] = {
     "pairs": ("prompt", "chosen", "rejected"),
     "prompts": ("prompt", "consensus"),
     "positives": ("prompt", "completion"),
+    "answers": ("prompt", "completion"),
 }
 """Columns that a channel needs, by config of the dataset."""
 
@@ -41,12 +42,14 @@ class PreferenceData:
     positives: list[PositiveRow]
     test_pairs: list[PairRow]
     test_prompts: list[PromptRow]
+    answers: list[PositiveRow] = field(default_factory=list)
+    """What a teacher said and nobody confirmed."""
 
     def sft_pairs(self, on: str) -> list[PairRow]:
         """Return rows whose `chosen` is the action to imitate. See `SharedSettings.sft_on`.
 
         Args:
-            on: `chosen`, `consensus` or `recorded`.
+            on: `chosen`, `consensus`, `answers` or `recorded`.
         """
         if on == "chosen":
             return self.pairs
@@ -61,25 +64,29 @@ class PreferenceData:
                 "rejected": row["completion"],
                 "weight": row.get("p_chosen_right"),
             }
-            for row in self.positives
+            for row in (*self.positives, *(self.answers if on == "answers" else ()))
         ]
 
 
 def load_preference_data(source: str | Path, *, revision: str | None = None) -> PreferenceData:
     """Read `pairs`, `prompts` and `positives` of a dataset folder or Hub id.
 
-    The train split of `pairs` or of `positives` is required: what teachers agree on may be lessons
-    alone. Other missing parts become empty lists.
+    A train split of `pairs`, `positives`, or `answers` is required. Other missing parts become empty
+    lists.
 
     Raises:
         DatasetError: the dataset, all that could be learned from, or a column is missing.
     """
     disable_progress_bars()
-    positives = _rows(source, "positives", "train", revision, is_optional=True)
-    pairs = _rows(source, "pairs", "train", revision, is_optional=bool(positives))
-    if not pairs and not positives:
+    positives, answers = (
+        _rows(source, name, "train", revision, is_optional=True)
+        for name in ("positives", "answers")
+    )
+    is_enough = bool(positives or answers)
+    pairs = _rows(source, "pairs", "train", revision, is_optional=is_enough)
+    if not pairs and not is_enough:
         raise DatasetError(
-            f"{source}: the train splits of 'pairs' and 'positives' are empty: nothing to learn from"
+            f"{source}: the train splits of 'pairs', 'positives' and 'answers' are empty: nothing to learn from"
         )
     if pairs and not any(weight_of(row) for row in pairs):
         raise DatasetError(f"{source}: pairs/train, column weight: all of them are 0")
@@ -87,6 +94,7 @@ def load_preference_data(source: str | Path, *, revision: str | None = None) -> 
         pairs=pairs,
         prompts=_rows(source, "prompts", "train", revision, is_optional=True),
         positives=positives,
+        answers=answers,
         test_pairs=_rows(source, "pairs", "test", revision, is_optional=True),
         test_prompts=_rows(source, "prompts", "test", revision, is_optional=True),
     )

@@ -81,7 +81,12 @@ class Preflight:
 def preflight(renderer: Renderer, data: PreferenceData, options: PreflightOptions) -> Preflight:
     """Render all texts of a run, count the faults, and refuse the run if there are too many."""
     features = renderer.features
-    rows: list[Mapping[str, Any]] = [*data.pairs, *data.prompts, *data.positives]
+    rows: list[Mapping[str, Any]] = [
+        *data.pairs,
+        *data.prompts,
+        *data.positives,
+        *data.answers,
+    ]
     missing = _missing(features, _asked(rows, with_tools=renderer.with_tools), options)
     usable, n_identical, n_empty, n_cut = look_at_pairs(renderer, data.pairs)
     seen = _look_at_prompts(renderer, data)
@@ -150,7 +155,7 @@ def look_at_pairs(
 
 
 COUNTED = ("n_dropped_steps", "n_shortened_texts", "n_smaller_tools", "n_dropped_tokens")
-TRAINED = ("pairs", "prompts", "positives")
+TRAINED = ("pairs", "prompts", "positives", "answers")
 HELD_OUT = ("test_pairs", "test_prompts")
 
 

@@ -58,7 +58,12 @@ def requests_of(
     data: "PreferenceData", hint: HintFunction, *, with_tools: bool
 ) -> Iterator[Request]:
     """List the requests that a run on this data renders more than once."""
-    rows: list[Mapping[str, Any]] = [*data.pairs, *data.prompts, *data.positives]
+    rows: list[Mapping[str, Any]] = [
+        *data.pairs,
+        *data.prompts,
+        *data.positives,
+        *data.answers,
+    ]
     held_out: list[Mapping[str, Any]] = [*data.test_pairs, *data.test_prompts]
     for row in [*rows, *held_out]:
         tools = row.get("tools") if with_tools else None

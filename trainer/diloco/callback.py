@@ -136,6 +136,7 @@ def sharded(data: PreferenceData, place: ReplicaPlace | None = None) -> Preferen
         pairs=list(shard(data.pairs, where)),
         prompts=share(data.prompts),
         positives=share(data.positives),
+        answers=share(data.answers),
     )
 
 

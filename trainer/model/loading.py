@@ -26,7 +26,7 @@ def load_tokenizer(config: RunConfig, data: PreferenceData) -> Any:
     """Load the named model's tokenizer, or train a tiny one on the dataset's own text."""
     if config.model is None:
         return train_tokenizer(
-            corpus(data.pairs or data.sft_pairs("consensus")), vocab_size=config.tiny.vocab_size
+            corpus(data.pairs or data.sft_pairs("answers")), vocab_size=config.tiny.vocab_size
         )
     tokenizer = fresh_tokenizer(config)
     tokenizer.padding_side = "left"

@@ -64,6 +64,8 @@ _UNLIKE = 2.5
 _ASSUMED_RIGHT: tuple[Range, Range, Range] = ((0.75, 0.95), (0.7, 0.9), (0.9, 0.98))
 """Share of right pairs, lessons, and positives among models of different makers (`docs/agreement.md`); by the
 answers as soon as there are some."""
+_ANSWERS_RIGHT: Range = (0.65, 0.85)
+"""Share of right answers among those that nobody confirmed, by agent."""
 _ALL_PAIRS_RIGHT = (0.2, 0.6)
 """The same of pairs if all that teachers agree on against the agent makes them."""
 _SHARES = (1.2, 5.3, 3.5)
@@ -105,6 +107,8 @@ class Purchase:
     """What teachers agree on at states where the agent may be right too."""
     positives: Range
     """States at which the agent's action is confirmed."""
+    answers: Range
+    """States with an answer that nobody confirms."""
     low_usd: float
     high_usd: float
 
@@ -126,10 +130,12 @@ class Estimate:
     """Pairs that the rest brings, beside those of states that are decided."""
     lessons: Range = (0, 0)
     positives: Range = (0, 0)
+    answers: Range = (0, 0)
     pairs_right: Range = _ASSUMED_RIGHT[0]
     """Share of the pairs that are right: the chosen side is right, and the rejected one wrong."""
     lessons_right: Range = _ASSUMED_RIGHT[1]
     positives_right: Range = _ASSUMED_RIGHT[2]
+    answers_right: Range = _ANSWERS_RIGHT
     n_answered: int = 0
     """States with answers behind this estimate. 0 means that agreement is assumed."""
     covered: Purchase | None = None
@@ -226,10 +232,18 @@ def what_is_left(plan: Plan, *, ceiling_usd: float | None = None) -> Estimate:
         pairs=_whole(votes.pairs.sum(axis=0)),
         lessons=_whole(votes.lessons.sum(axis=0)),
         positives=_whole(votes.positives.sum(axis=0)),
+        answers=_whole(votes.answers.sum(axis=0)),
         n_answered=len(seen.labels),
         covered=None
         if ceiling_usd is None
-        else _covered(buyer.order, by_state, votes, ceiling_usd, n_left),
+        else _covered(
+            buyer.order,
+            by_state,
+            lanes[0].usd_S_D if plan.policy.is_wide else by_state,
+            votes,
+            ceiling_usd,
+            n_left,
+        ),
         **seen.right(),
     )
 
@@ -244,20 +258,42 @@ def _whole(values: Array) -> Range:
 
 
 def _covered(
-    order: Sequence[int], by_state: Array, votes: _Votes, ceiling_usd: float, n_left: int
+    order: Sequence[int],
+    by_state: Array,
+    begun_by: Array,
+    votes: _Votes,
+    ceiling_usd: float,
+    n_left: int,
 ) -> Purchase:
-    """Return what a ceiling pays for: states are begun in order, and ended."""
+    """Return what a ceiling pays for.
+
+    Args:
+        order: states in the order in which they are begun, and later ended.
+        by_state: what each costs, by draw.
+        begun_by: what of it is paid before any state is ended.
+        votes: who says what.
+        ceiling_usd: the money.
+        n_left: states at which something is left to ask.
+    """
     places = np.array(order, dtype=int)
-    is_paid = np.cumsum(by_state[places], axis=0) <= ceiling_usd
+    first, rest = begun_by[places], (by_state - begun_by)[places]
+    is_begun = np.cumsum(first, axis=0) <= ceiling_usd
+    left = ceiling_usd - (first * is_begun).sum(axis=0)
+    is_paid = is_begun & ((np.cumsum(rest, axis=0) <= left) | (rest == 0))
+    # What was begun and not ended is what the first teacher says.
+    is_cut, agrees = is_begun & ~is_paid, votes.first_agrees[places]
     # States at which nothing is left cost nothing, and bring nothing.
     is_open = (by_state[places] > 0).any(axis=1, keepdims=True)
-    low, high = _ends((by_state[places] * is_paid).sum(axis=0))
+    low, high = _ends((first * is_begun + rest * is_paid).sum(axis=0))
     n_open = max(1, int(is_open.sum()))
+    positives = (votes.positives[places] & is_paid) | (is_cut & agrees)
+    answers = (votes.answers[places] & is_paid) | (is_cut & ~agrees)
     return Purchase(
-        n_states=round(n_left * float((is_paid & is_open).sum(axis=0).mean()) / n_open),
+        n_states=round(n_left * float((is_begun & is_open).sum(axis=0).mean()) / n_open),
         pairs=_whole((votes.pairs[places] & is_paid).sum(axis=0)),
         lessons=_whole((votes.lessons[places] & is_paid).sum(axis=0)),
-        positives=_whole((votes.positives[places] & is_paid).sum(axis=0)),
+        positives=_whole(positives.sum(axis=0)),
+        answers=_whole(answers.sum(axis=0)),
         low_usd=round(low, 9),
         high_usd=round(high, 9),
     )
@@ -452,6 +488,9 @@ class _Votes:
         self.pairs = np.zeros(shape, dtype=bool)
         self.lessons = np.zeros(shape, dtype=bool)
         self.positives = np.zeros(shape, dtype=bool)
+        self.answers = np.zeros(shape, dtype=bool)
+        self.first_agrees = np.zeros(shape, dtype=bool)
+        """Whether the first answer is for the agent's action."""
         self.is_left = np.zeros(shape, dtype=bool)
         """Whether anybody is still asked at a state."""
         self._plan, self._order, self._seen, self._chance = plan, order, seen, chance
@@ -497,6 +536,8 @@ class _Votes:
             options = sum((drawn > limits[..., i]).astype(np.int8) for i in range(3))
             told = np.array([known[place] if place < len(known) else -1 for known in labels])
             options = np.where(told[:, None] >= 0, told[:, None], options)
+            if place == 0:
+                self.first_agrees[states] = options == _WITH_AGENT
             at = np.where(goes_on, nexts[at, options], at)
             is_left = [(s, number) in open_ for s in states.tolist()]
             self.asked[number][states] = goes_on & np.array(is_left)[:, None]
@@ -508,9 +549,13 @@ class _Votes:
         pairs, lessons = self._shares[:, 0], self._shares[:, 1]
         self.pairs[states] = agreed & (drawn < pairs)
         self.lessons[states] = agreed & (pairs <= drawn) & (drawn < lessons)
-        self.positives[states] = left & np.array([
-            end == "agreement" or (each[0] > 0 and not each[2]) for end, each in ends
-        ])[at]  # fmt: skip
+        confirmed = [end == "agreement" or (each[0] > 0 and not each[2]) for end, each in ends]
+        self.positives[states] = left & np.array(confirmed)[at]
+        alone = [
+            end in ("no_consensus", "too_few_answers") and bool(each[0] or each[2]) and not is_so
+            for (end, each), is_so in zip(ends, confirmed, strict=True)
+        ]
+        self.answers[states] = left & np.array(alone)[at]
 
 
 class _Agreement:

@@ -5,7 +5,8 @@ Every gate counts its savings. A call that was drawn by chance records its prope
 estimates can weight it.
 
 - `cheap_first`: cheapest teacher first; stop when no pair is possible any more.
-- `cheap_first:E`: the same, except at a random share E of such states.
+- `wide_first`: the same, but the first answer everywhere comes before a second one anywhere.
+- `wide_first:E`, `cheap_first:E`: the same, except at a random share E of such states.
 """
 
 import hashlib
@@ -29,8 +30,8 @@ from replay_pipeline.types import (
 
 logger = logging.getLogger(__name__)
 
-RECOMMENDED_GATES = ("cheap_first:0.1",)
-"""They lose no pair and save most of the money."""
+RECOMMENDED_GATES = ("wide_first:0.1",)
+"""They lose no pair where the money lasts, save most of it, and lose no state where it doesn't."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +172,8 @@ class Policy:
     """What a pair needs, by which estimates tell pairs from lessons. It decides no question."""
     stops_in_vain: str | None = None
     """The gate that asks the cheapest teacher first, and stops when no pair is possible any more."""
+    is_wide: bool = False
+    """Whether the cheapest teacher is asked everywhere before a second one is anywhere."""
     explored: float = 0.0
     """Share of the states where it would stop at which all teachers are asked all the same."""
 
@@ -241,12 +244,15 @@ def parse_gates(
         ConfigError: a name is unknown, or its share is no number from 0 to 1.
     """
     names = tuple(names)
-    stops_in_vain, explored = None, 0.0
+    stops_in_vain, is_wide, explored = None, False, 0.0
     for name in names:
         kind, colon, share = name.partition(":")
-        if kind != "cheap_first":
-            raise ConfigError(f"gate {name!r} is not one of cheap_first, cheap_first:0.1")
-        stops_in_vain, explored = name, _share(name, share) if colon else 0.0
+        if kind not in ("wide_first", "cheap_first"):
+            raise ConfigError(
+                f"gate {name!r} is not one of wide_first, cheap_first, wide_first:0.1"
+            )
+        stops_in_vain, is_wide = name, kind == "wide_first"
+        explored = _share(name, share) if colon else 0.0
     return Policy(
         names=names,
         level=level,
@@ -254,6 +260,7 @@ def parse_gates(
         count_own_family=count_own_family,
         min_p_better=min_p_better,
         stops_in_vain=stops_in_vain,
+        is_wide=is_wide,
         explored=explored,
     )
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from replay_pipeline.errors import ConfigError
+from replay_pipeline.judge.belief import learned
 from replay_pipeline.judge.records import outcomes_table, pairs_table, positives_table
 from replay_pipeline.judge.report import PairReport, TeacherTally
 from replay_pipeline.storage.pair_rows import pair_id_of, pairs_of
@@ -184,6 +185,46 @@ def test_a_positive_says_all_that_is_known_of_it():
     [stored] = positives_table(report.positives).to_pylist()
     assert (stored["n_teachers_agreeing"], stored["cost_usd"]) == (2, 0.6)
     assert json.loads(stored["action_json"]) == message("pytest")
+
+
+UNREAD = call("Edit", file_path="nowhere.py", old_string="a", new_string="b")
+
+
+@pytest.mark.parametrize(
+    ("said", "left_out", "action", "p"),
+    [
+        ({"a": "ls"}, None, "ls", 0),  # the only answer
+        ({"a": "ls", "b": "make"}, None, "make", 1),  # the dearest of several
+        ({"a": "ls", "b": "pytest"}, None, "pytest", 2),  # one for the agent, one not
+        ({"a": "ls", "b": None}, None, "ls", 0),
+        ({"a": UNREAD}, "infeasible", None, None),
+        ({"a": "ls", "b": "ls"}, None, None, None),  # they agree
+    ],
+)
+def test_an_answer_that_nobody_confirmed_is_to_be_imitated_at_its_probability(
+    said, left_out, action, p
+):
+    rows = [
+        TeacherAction(
+            state_id="s1",
+            teacher=name,
+            family=name,
+            action=bash(command) if isinstance(command, str) else command,
+            error_code=None if command else "timeout",
+            cost_usd=0.01 * (1 + number),
+        )
+        for number, (name, command) in enumerate(said.items())
+    ]
+    report = extract_pairs([state()], rows)
+    found = [row for row in report.positives if row["kind"] == "answer"]
+    assert report.n_answers == len(found) == (action is not None)
+    assert dict(report.answers_left_out) == ({left_out: 1} if left_out else {})
+    if action is not None:
+        assert found[0]["action"] == f'Bash {{"command":"{action}"}}'
+        assert found[0]["p_chosen_right"] == learned().answer_right[p]
+        assert report.to_json()["n_positives"] == 0
+    failed = extract_pairs([state(outcome="user_rejected")], rows).positives
+    assert [row for row in failed if row["action"] == 'Bash {"command":"pytest"}'] == []
 
 
 def test_the_cost_of_a_state_does_not_depend_on_the_order_of_its_answers():
@@ -587,6 +628,8 @@ def test_report_is_plain_json_with_matrix():
             "n_pairs",
             "n_positives",
             "n_lessons",
+            "n_answers",
+            "answers_left_out",
             "n_natural_joined",
             "n_circular_pairs",
         ),
@@ -641,6 +684,8 @@ def test_the_report_as_json_holds_every_figure():
         "n_pairs": 6,
         "n_positives": 5,
         "n_lessons": 0,
+        "n_answers": 0,
+        "answers_left_out": {},
         "n_refuted": 0,
         "precision": {
             "share": 0.0,

@@ -47,6 +47,24 @@ def test_the_default_config_is_pairs_of_messages(load, make_kept):
     assert {name: row[name] for name in scalars} == {name: source[name] for name in scalars}
 
 
+def test_what_nobody_confirmed_is_in_a_config_of_its_own(tmp_path, positives_table):
+    import datasets
+
+    agreed, alone = positives_table(*range(6)), positives_table(*range(6, 12))
+    kinds = ["answer"] * 5 + ["continuation"]
+    alone = alone.set_column(alone.schema.get_field_index("kind"), "kind", [kinds])
+    folder = tmp_path / "set"
+    publish([], folder=folder, positives=[("b1", agreed), ("b2", alone)])
+
+    def kinds_of(config):
+        splits = datasets.load_dataset(str(folder), config, cache_dir=str(tmp_path / "cache"))
+        return sorted(kind or "" for rows in splits.values() for kind in rows["kind"])
+
+    assert kinds_of("answers") == kinds
+    assert kinds_of("positives") == [""] * 6
+    assert kinds_of("prompts") == ["agreement"] * 6
+
+
 def test_a_dataset_without_rows_has_no_data_and_its_manifests_are_not_taken_for_it(
     tmp_path, kept_table
 ):

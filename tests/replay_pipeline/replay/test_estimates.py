@@ -122,6 +122,17 @@ def test_more_answers_make_the_interval_narrower_and_a_ceiling_pays_for_a_part()
     assert n_calls == sorted(n_calls, reverse=True)
 
 
+def test_money_for_a_part_buys_answers_at_more_states_if_these_come_first():
+    world = simulate(WORLDS["four kinds"], 500, seed=0)
+    wide, deep = (
+        left(world.states, world.teachers, [], [gate], ceiling_usd=0.02).covered
+        for gate in ("wide_first", "cheap_first")
+    )
+    assert wide.n_states > 1.5 * deep.n_states
+    assert wide.answers[0] > 0 == wide.pairs[1]
+    assert wide.high_usd <= 0.02
+
+
 def test_pairs_and_lessons_are_told_apart_by_the_minimum_of_the_settings():
     """Without a minimum, all that teachers agree on against the agent makes pairs, as `pairs` has it."""
     world = simulate(WORLDS["four kinds"], 400, seed=0)

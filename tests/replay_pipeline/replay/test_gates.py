@@ -97,8 +97,8 @@ def test_a_share_of_the_states_without_a_pair_is_asked_of_everybody():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("cheapest", "not one of cheap_first"),
-        ("value", "not one of cheap_first"),
+        ("cheapest", "not one of wide_first"),
+        ("value", "not one of wide_first"),
         ("cheap_first:2", "not a number from 0 to 1"),
         ("cheap_first:", "not a number from 0 to 1"),
     ],

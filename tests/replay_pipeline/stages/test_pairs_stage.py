@@ -62,7 +62,7 @@ def test_an_estimate_believes_checked_pairs_more_than_votes(root, tmp_path):
 def test_by_default_the_same_pairs_cost_less_than_asking_everybody(root, tmp_path):
     sample_root(tmp_path, n_batch_sessions=16)
     work = pipeline_at(tmp_path)
-    assert work.settings.replay.gates == ("cheap_first:0.1",)
+    assert work.settings.replay.gates == ("wide_first:0.1",)
     work.find_batches()
     first = work.batches()[0]
     work.ingest(first)

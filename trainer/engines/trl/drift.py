@@ -118,7 +118,7 @@ def make_drift(
     args: ComposerConfig,
 ) -> Drift:
     """Make the penalty for drifting from the present model."""
-    is_imitated = args.is_sft and args.sft_on == "consensus"
+    is_imitated = args.is_sft and args.sft_on in ("consensus", "answers")
     acted = [
         (
             renderer.prompt_ids(row["prompt"], row.get("tools")),

@@ -306,7 +306,7 @@ class _Prepared:
         config, args = self.config, self.args
         model = load_model(config, self.tokenizer, seed=args.seed).to(args.device)
         if config.model is None and (n_steps := config.tiny.pretraining_steps):
-            rows = data.pairs or data.sft_pairs("consensus")
+            rows = data.pairs or data.sft_pairs("answers")
             options = {"n_steps": n_steps, "seed": args.seed, "forward": chunked_pair_logps}
             pretrain(model, self.collator, rows, **options)
         return model
@@ -425,7 +425,7 @@ def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
     for channel, weight in weights.items():
         if getattr(args, weight) == 0:
             off[channel] = f"{weight} is 0"
-    states = [*data.pairs, *data.prompts, *data.positives]
+    states = [*data.pairs, *data.prompts, *data.positives, *data.answers]
     if "sdpo" not in off and not any(map(hint_for_row, states)):
         off["sdpo"] = "no row of the dataset has a hint"
     refuse_all_off(off)

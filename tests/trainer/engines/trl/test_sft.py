@@ -143,17 +143,24 @@ def test_sft_on_says_whose_actions_are_imitated():
     pair = {"prompt": [], "chosen": [read], "rejected": [edit]}
     positive = {"prompt": [], "completion": [read]}
     data = PreferenceData(
-        pairs=[pair], prompts=[], positives=[positive], test_pairs=[], test_prompts=[]
+        pairs=[pair],
+        prompts=[],
+        positives=[positive],
+        answers=[{"prompt": [], "completion": [edit], "p_chosen_right": 0.75}],
+        test_pairs=[],
+        test_prompts=[],
     )
     imitated = {
         on: [row["chosen"] for row in data.sft_pairs(on)]
-        for on in ("chosen", "consensus", "recorded")
+        for on in ("chosen", "consensus", "answers", "recorded")
     }
     assert imitated == {
         "chosen": [[read]],
         "consensus": [[read], [read]],
+        "answers": [[read], [read], [edit]],
         "recorded": [[edit], [read]],
     }
+    assert data.sft_pairs("answers")[-1]["weight"] == 0.75
 
 
 @pytest.mark.parametrize(
