@@ -363,7 +363,7 @@ REPLAY = Stage(
     about="What each teacher would have done at each state, bought under a hard ceiling.\n\n"
     "Every paid answer is in the ledger before it counts: stopping or killing this step loses none, "
     "and running it again asks only what was not answered.",
-    version=3,
+    version=4,
     work=ask_teachers,
     reads=("turns", "states"),
     writes=("teacher_actions",),
