@@ -72,11 +72,7 @@ SIZES = (3, 2, 3, 4, 5)
 N_PARTS = 4
 """Into so many parts questions are cut: without one, what is claimed of it is learned."""
 MOST_DISSENT = 2
-ANSWERS = (
-    "the only answer",
-    "the dearest of two that differ",
-    "the agent's action, one for it and one not",
-)
+ANSWERS = ("the only answer", "the agent's action, one for it and one not")
 """Answers that nobody confirmed, as `answer_right` of the table has them."""
 _UNKNOWN_PRICE = (99.0, 99.0)
 FEWEST = 40
@@ -208,7 +204,9 @@ def judge(
         for row in of_these:
             if row["kind"] == "answer":
                 is_agents = row["action"] == own_actions[row["state_id"]]
-                whose = ANSWERS[2 if is_agents else n_asked - 1]
+                if is_agents and n_asked == 1:
+                    continue  # both end the turn
+                whose = ANSWERS[is_agents]
                 told = is_right(row["state_id"], [agent] if is_agents else row["teachers_agreeing"])
                 unconfirmed.append((whose, row["p_chosen_right"], told))
     return Draw(agent, list(teachers), found, agreed, alone, unconfirmed, usd)

@@ -543,12 +543,12 @@ def scripted_answers(
 ) -> dict[str, dict[str, Message]]:
     """Draw what scripted teachers do, by state and model.
 
-    A teacher is right more often than the agent, which is so at a rate of `agent`, by what the regime
-    says. At a share of states all are right or wrong together, and wrong in the same way. `labels`
+    A teacher is right as often as the regime says, or more often than the agent, which is so at a rate
+    of `agent`. At a share of states all are right or wrong together, and wrong in the same way. `labels`
     draws a plausible action by a coin, or one that is right in another repository.
     """
     found: dict[str, dict[str, Message]] = {}
-    places = list(states.values())
+    places, rate = list(states.values()), regime.get("right", agent + regime.get("ahead", 0))
     for number, (state_id, at) in enumerate(states.items()):
         draw = random.Random(f"{at.one.id} {len(at.before)}")
         shared, wrong = draw.random(), at.one.wrong_action(draw, at.before)
@@ -561,7 +561,7 @@ def scripted_answers(
             elif regime.get("labels") == "foreign":
                 other = places[number - 3]
                 said[model] = other.one.right_action(own, other.before)
-            elif (shared if is_shared else own.random()) < agent + regime["ahead"]:
+            elif (shared if is_shared else own.random()) < rate:
                 said[model] = at.one.right_action(own, at.before, usual=USUAL)
             else:
                 said[model] = wrong if is_shared else at.one.wrong_action(own, at.before)

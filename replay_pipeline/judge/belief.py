@@ -77,9 +77,9 @@ class BeliefTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often an action on which agent and teachers agree is right, by the number of families that differ."""
     alone_right: float
     """How often an action is right that nobody else took, where no two agree."""
-    answer_right: tuple[float, float, float]
-    """How often an answer is right that nobody confirmed: the only one, the dearest of several that all
-    differ, and the agent's action where one teacher took it and others did not."""
+    answer_right: tuple[float, float]
+    """How often an answer is right that nobody confirmed: the only one, where it differs from the agent's action, and
+    the agent's action where one teacher took it and others did not."""
     beside_wrong: float
     """How often the agent is right where the teachers agree on a wrong action."""
     chosen_right: dict[str, tuple[float, float, float]]
@@ -185,17 +185,16 @@ def right_if_agreed(n_differing: int) -> float:
     return bounded(shares[min(n_differing, len(shares) - 1)])
 
 
-def right_if_unconfirmed(n_voting: int, *, is_agents: bool) -> float:
-    """Return how likely an answer is right that nobody has confirmed.
+def right_if_unconfirmed(n_differing: int, *, is_agents: bool) -> float:
+    """Return how likely an action is right that one family stands for and that is no consensus.
 
     Args:
-        n_voting: families with a valid answer.
-        is_agents: whether it does what the agent did.
+        n_differing: families with other valid answers.
+        is_agents: whether it is the agent's own action.
     """
-    if is_agents and n_voting == 1:
+    if is_agents and not n_differing:
         return right_if_agreed(0)
-    alone, among_others, agents = learned().answer_right
-    return bounded(agents if is_agents else alone if n_voting == 1 else among_others)
+    return bounded(learned().answer_right[is_agents])
 
 
 _SEEN_WRONG = 2 / 3

@@ -17,9 +17,9 @@ from replay_pipeline.actions import (
     differ_in_calls_alone,
 )
 from replay_pipeline.actions.keys import purpose_of
-from replay_pipeline.actions.votes import Consensus, Lead, Panel, Vote, has_one_effect
+from replay_pipeline.actions.votes import Consensus, Panel, Vote, has_one_effect
 from replay_pipeline.judge.answers import Case, ExtractOptions, level_of
-from replay_pipeline.judge.belief import evidence_of
+from replay_pipeline.judge.belief import evidence_of, right_if_unconfirmed
 from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.judge.known_files import replacements
 from replay_pipeline.judge.rule import Standing, nearest_level, rule, standing_of_votes
@@ -47,11 +47,21 @@ class Judgment:
     evidence: float
     """How much likelier what the session tells is if the agent's action is wrong."""
     looks: tuple[Look, ...] = ()
-    """What a teacher looked at first, where the chosen action needs it and the agent's prompt lacks it."""
-    answer: Consensus | None = None
-    """What to imitate where too few agree: an answer that nobody has confirmed."""
-    answer_left_out: str | None = None
-    """What speaks against it."""
+    """What a teacher looked at first, where the consensus needs it and the agent's prompt lacks it."""
+    unconfirmed: "Unconfirmed | str | None" = None
+    """What to imitate where too few agree, or why there is nothing. None where enough do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """An action that too few families stand for, to be imitated at its probability."""
+
+    by: Consensus
+    """The one vote for it."""
+    action: Action
+    p_right: float
+    looks: tuple[Look, ...] = ()
+    """What the teacher looked at first, if its action needs that."""
 
 
 class Arbiter:
@@ -113,15 +123,9 @@ class Arbiter:
         if outcome == "agreement" and evidence > 1:
             # What failed or was refused when the agent did it is no lesson, whoever would do it too.
             outcome, why = "would_fail", f"in the log: {case.state.get('error_kind') or ended}"
-        answer, left_out = None, None
-        if outcome in ("no_consensus", "too_few_answers") and case.voting and not is_tie:
-            answer = self._unconfirmed(lead, case.voting, with_agent)
-            if answer.votes[0] in with_agent:
-                left_out = "would_fail" if evidence > 1 else None
-            else:
-                found, looks = self._objection(case, answer)
-                if found is not None and found[0] not in LESSONS_ALONE and not looks:
-                    left_out = found[0]
+        unconfirmed: Unconfirmed | str | None = None
+        if outcome in ("no_consensus", "too_few_answers") and case.voting:
+            unconfirmed = self._unconfirmed(case, with_agent, evidence)
         found_levels = {levels[vote.action] for vote in consensus.votes} if consensus else set()
         return Judgment(
             case=case,
@@ -140,8 +144,7 @@ class Arbiter:
             levels=list(everyone.levels()),
             evidence=evidence,
             looks=looks,
-            answer=None if left_out else answer,
-            answer_left_out=left_out,
+            unconfirmed=unconfirmed,
         )
 
     def _objection(
@@ -163,20 +166,33 @@ class Arbiter:
         return found, _looks_needed(proposal, [vote.row.looks for vote in chosen.votes])
 
     def _unconfirmed(
-        self, lead: Lead | None, voting: Sequence[Vote], with_agent: Sequence[Vote]
-    ) -> Consensus:
-        """Return what is likeliest right where too few agree: what most say, else the agent's action if somebody took it.
+        self, case: Case, with_agent: Sequence[Vote], evidence: float
+    ) -> Unconfirmed | str:
+        """Return what is likely right where too few agree, or what speaks against it.
 
-        Of answers that all differ, the dearest is right most often (`benchmarks/real_models.py`).
+        That is the agent's action if somebody took it and at most one did not, or else the only answer.
+        Of several that all differ, each is right in little more than half of the states
+        (`benchmarks/real_models.py`).
         """
-        if lead is not None and lead.consensus.n_families > 1:
-            return lead.consensus
-        mine = [vote for vote in voting if vote in with_agent]
-        dearest = max(voting, key=lambda vote: (vote.row.cost_usd, vote.row.teacher))
-        [chosen] = mine[:1] or [dearest]
-        alone = Panel([chosen]).lead(self.level)
-        assert alone is not None, "a vote leads where it is the only one"
-        return alone.consensus
+        # Where agent and teacher end the turn, they agree in that, in whatever words.
+        mine = [
+            vote
+            for vote in case.voting
+            if vote in with_agent or not (vote.action.calls or case.agent.calls)
+        ]
+        n_differing = len(case.voting) - len(mine)
+        if n_differing > 1:
+            return "all_differ"
+        lead = Panel((mine or case.voting)[:1], self.same_text).lead(self.level)
+        assert lead is not None, "a vote leads where it is the only one"
+        by = lead.consensus
+        if mine:
+            p = right_if_unconfirmed(n_differing, is_agents=True)
+            return "would_fail" if evidence > 1 else Unconfirmed(by, case.agent, p)
+        found, looks = self._objection(case, by)
+        if found is not None and found[0] not in LESSONS_ALONE and not looks:
+            return found[0]
+        return Unconfirmed(by, by.action, right_if_unconfirmed(0, is_agents=False), looks)
 
     def _is_confirmed(self, case: Case, standing: Standing, with_agent: Sequence[Vote]) -> bool:
         """Return whether all who were asked took the recorded action, and only with its vote are enough.

@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from replay_pipeline.actions.agreement import strictness
-from replay_pipeline.actions.votes import Consensus
-from replay_pipeline.judge.answers import Case
-from replay_pipeline.judge.belief import right_if_agreed, right_if_confirmed, right_if_unconfirmed
+from replay_pipeline.judge.belief import right_if_agreed, right_if_confirmed
 from replay_pipeline.judge.judgment import Judgment
 from replay_pipeline.judge.precision import Precision, PrecisionEvidence
 from replay_pipeline.judge.records import outcome_row, positive_row
@@ -108,15 +106,12 @@ class PairReport:
             self.positives.append(positive_row(case, consensus, case.agent, p))
             if len(case.voting) == 1:
                 self._once.append((case.voting[0].row.teacher, self.positives[-1]))
-        if (answer := judgment.answer) is not None:
-            is_agents = answer.votes[0] in judgment.with_agent
-            action = case.agent if is_agents or _both_end(case, answer) else answer.action
-            p = right_if_unconfirmed(len(case.voting), is_agents=is_agents)
-            row = positive_row(case, answer, action, p, judgment.looks)
+        if isinstance(answer := judgment.unconfirmed, str):
+            self.answers_left_out[answer] += 1
+        elif answer is not None:
+            row = positive_row(case, answer.by, answer.action, answer.p_right, answer.looks)
             self.positives.append(row | {"kind": "answer"})
             self.n_answers += 1
-        elif judgment.answer_left_out:
-            self.answers_left_out[judgment.answer_left_out] += 1
         self._explore(judgment)
         for one, other, found in judgment.levels:
             a, b = sorted((one.row.teacher, other.row.teacher))
@@ -151,7 +146,7 @@ class PairReport:
         """
         case, consensus = judgment.case, judgment.consensus
         assert consensus is not None, "what makes no consensus teaches nothing"
-        action = case.agent if _both_end(case, consensus) else consensus.action
+        action = consensus.action if consensus.action.calls or case.agent.calls else case.agent
         p = pair["p_chosen_right"]
         row = positive_row(case, consensus, action, p, judgment.looks)
         self.positives.append(row)
@@ -258,11 +253,6 @@ class PairReport:
                 for name, row in sorted(self.matrix.items())
             },
         }
-
-
-def _both_end(case: Case, chosen: Consensus) -> bool:
-    """Return whether agent and teachers end the turn: then the agent's text stands for theirs."""
-    return not (chosen.action.calls or case.agent.calls)
 
 
 def _counts(values: Iterable[str]) -> dict[str, int]:
