@@ -242,9 +242,10 @@ class Buying:
         check, agent = self.world.check, self.labels("agent")
         spent, all_right = ledger_status(data / "ledger.sqlite"), 0
         found: dict[str, Any] = {"calls": sum(spent.calls.values())}
-        lessons = rows_of(self.dataset / "data" / "positives")
+        folder = self.dataset / "data"
+        lessons = [row for name in ("positives", "answers") for row in rows_of(folder / name)]
         pairs = rows_of(self.dataset / "data" / "pairs")
-        for kind in ("agreement", "lesson", "pair"):
+        for kind in ("agreement", "lesson", "answer", "pair"):
             side, claim = ("chosen", "p_better") if kind == "pair" else ("completion", "p_chosen_right")  # fmt: skip
             some = pairs if kind == "pair" else [row for row in lessons if row["kind"] == kind]
             right = [check(row["session_id"], row[side][0]) for row in some]
@@ -271,7 +272,11 @@ class Buying:
             folder = self.dataset / "data"
             return {
                 row["session_id"]: row[side][0]
-                for name, side in (("positives", "completion"), ("pairs", "chosen"))
+                for name, side in (
+                    ("answers", "completion"),
+                    ("positives", "completion"),
+                    ("pairs", "chosen"),
+                )
                 for row in rows_of(folder / name)
             }
         said = world.answers.of(self.agent if whose == "agent" else first)

@@ -402,7 +402,7 @@ class Work:
             if arm["lessons"] == "rules":
                 rules = rules_of(more)
                 continue
-            n_rows = len(load_preference_data(dataset).sft_pairs("consensus")) if more else 0
+            n_rows = len(load_preference_data(dataset).sft_pairs("answers")) if more else 0
             steps = (
                 self.by_epochs(n_rows)
                 if by == "epochs"
@@ -435,7 +435,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--size", default="full", choices=PLAN["sizes"])
     parser.add_argument("--model", type=Path, default=WEIGHTS)
-    parser.add_argument("--regimes", nargs="+", choices=PLAN["regimes"], default=["stronger"])
+    parser.add_argument("--regimes", nargs="+", choices=PLAN["regimes"], default=[table.REGIME])
     parser.add_argument("--arms", nargs="*", help="of arms.toml; without a name none")
     parser.add_argument("--by", nargs="+", choices=("epochs", "steps"), default=["epochs"])
     parser.add_argument("--seeds", nargs="+", type=int)

@@ -23,6 +23,8 @@ REGISTERED = HERE / "preregistration.toml"
 ARMS = HERE / "arms.toml"
 N_BOOT = 4000
 NAMED = ("as shipped", "one teacher")
+REGIME: str = tomllib.loads(REGISTERED.read_text("utf-8"))["regime"]
+"""The teachers of the named comparison."""
 
 
 def intervals(
@@ -144,6 +146,7 @@ def registered(run: Mapping[str, Any]) -> dict[str, Any]:
     changed = [name for name, digest in plan["digests"].items() if digest_of(name) != digest]
     return {
         "is_this_draw": (run["draw"], run["size"]) == (plan["draw"], plan["size"]),
+        "regime": plan["regime"],
         "seeds": plan["seeds"],
         "changed_since": changed,
     }
@@ -238,9 +241,10 @@ NOT_RUN = (
 
 def headline(table: Mapping[str, Any] | None) -> str:
     """Say what the named comparison says, in five sentences and a picture, whatever it is."""
-    if table is None or "named" not in table["regimes"].get("stronger", {}).get("epochs", {}):
+    regime = table["preregistered"]["regime"] if table else ""
+    if table is None or "named" not in table["regimes"].get(regime, {}).get("epochs", {}):
         return NOT_RUN
-    of = table["regimes"]["stronger"]["epochs"]
+    of = table["regimes"][regime]["epochs"]
     arms, named = of["arms"], of["named"]
     ours, theirs = (arms[name] for name in NAMED)
     low, high = (100 * each for each in named["interval"])

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from itertools import combinations
 from pathlib import Path
@@ -239,7 +240,7 @@ def test_coin_labels_and_a_frozen_optimizer_fail_the_check_and_perfect_labels_pa
     assert checked(0.65, right=0.2)[0] == "the lessons are right no more often than the agent"
     assert checked(0.45)[-1] == "it does not act better than the untrained model"
     results = kept({"nothing": 0.45}) | kept({"control, coin": 0.65})
-    of = {"stronger": {"epochs": recipe["table"].summary(results)}}
+    of = {recipe["table"].REGIME: {"epochs": recipe["table"].summary(results)}}
     told = {"is_this_draw": True, "changed_since": []}
     table = {"preregistered": told, "regimes": of}
     assert recipe["table"].report(table) == 1, "a control that passes is an error"
@@ -255,13 +256,13 @@ def test_a_table_says_which_files_of_the_registered_analysis_changed(recipe, tmp
     digests = "\n".join(f'"{name}" = "{table.digest_of(name)}"' for name in names)
     (here / "preregistration.toml").write_text(f"{plan}[digests]\n{digests}\n", "utf-8")
     sizes = recipe["run"].PLAN["sizes"]
-    run = {"draw": 24, "size": sizes["full"]}
+    run = {"draw": tomllib.loads(plan)["draw"], "size": sizes["full"]}
     assert table.registered(run) == {
-        "is_this_draw": True, "seeds": [0, 1, 2, 3, 4], "changed_since": [],
+        "is_this_draw": True, "regime": table.REGIME, "seeds": [0, 1, 2, 3, 4], "changed_since": [],
     }  # fmt: skip
     (here / "arms.toml").write_text((here / "arms.toml").read_text() + "\n# another arm\n")
     assert table.registered(run)["changed_since"] == ["arms.toml"]
-    assert not table.registered(run | {"draw": 25})["is_this_draw"]
+    assert not table.registered(run | {"draw": -1})["is_this_draw"]
     assert not table.registered(run | {"size": sizes["quick"]})["is_this_draw"]
 
 
