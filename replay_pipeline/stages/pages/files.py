@@ -31,7 +31,7 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="description" content="Sessions of coding agents: what they did, and what it cost">
 <meta name="referrer" content="no-referrer">
-<title>{title}</title>
+<title>Sessions</title>
 <style>{style}</style>
 </head>
 <body>
@@ -40,36 +40,6 @@ _PAGE = """<!doctype html>
 </body>
 </html>
 """
-
-
-def html_page(*, title: str, style: str, body: str, script: str) -> str:
-    """Return a page whose security policy allows only its own style and script.
-
-    Args:
-        title: title of the page.
-        style: its style sheet. The shared colors come before it.
-        body: HTML of its body, written by this package. It isn't escaped.
-        script: its script.
-    """
-    style = Path(__file__).with_name("palette.css").read_text("utf-8") + style
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"style-src {_source(style)}",
-            # Trust goes from this script to those that it adds: the page's own data files.
-            f"script-src {_source(script)} 'strict-dynamic'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
-    )
-    return _PAGE.format(
-        mark=MARK,
-        title=title,
-        policy=policy,
-        style=style,
-        body=body,
-        script=script,
-    )
 
 
 def _source(text: str) -> str:
@@ -129,20 +99,27 @@ class PageFiles:
         with written_whole(self.folder / "data" / f"{name}.js") as file:
             file.write(f"lookData({name!r},".encode() + inert(text.decode()).encode() + b");\n")
 
-    def page(self, title: str) -> str:
-        """Return the HTML of the page."""
+    def page(self) -> str:
+        """Return the HTML of the page. Its security policy allows only its own style and script."""
         scripts = [(_WEB / f"{name}.js").read_text("utf-8") for name in _SCRIPTS]
-        own = '"use strict";\n(() => {\n' + "\n".join(scripts) + "\n})();\n"
-        return html_page(
-            title=title,
-            style=(_WEB / "page.css").read_text("utf-8"),
-            body=(_WEB / "page.html").read_text("utf-8"),
-            script=own,
+        script = '"use strict";\n(() => {\n' + "\n".join(scripts) + "\n})();\n"
+        style = (_WEB / "page.css").read_text("utf-8")
+        policy = (
+            "default-src 'none'",
+            f"style-src {_source(style)}",
+            # Trust goes from this script to those that it adds: the page's own data files.
+            f"script-src {_source(script)} 'strict-dynamic'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+        body = (_WEB / "page.html").read_text("utf-8")
+        return _PAGE.format(
+            mark=MARK, policy="; ".join(policy), style=style, body=body, script=script
         )
 
 
 @contextmanager
-def page_folder(folder: Path, title: str) -> Iterator[PageFiles]:
+def page_folder(folder: Path) -> Iterator[PageFiles]:
     """Yield a folder for a page. Old data are removed, and the page itself is written last.
 
     Raises:
@@ -163,7 +140,7 @@ def page_folder(folder: Path, title: str) -> Iterator[PageFiles]:
     with written_whole(folder / "README.txt") as file:
         file.write(_NOTE.encode())
     with written_whole(folder / "index.html") as file:
-        file.write(files.page(title).encode())
+        file.write(files.page().encode())
 
 
 def _check(folder: Path) -> None:

@@ -175,7 +175,7 @@ def write_page(
         ConfigError: the folder holds something else.
         StorageError: the page cannot be written.
     """
-    with page_folder(to, "Sessions") as files:
+    with page_folder(to) as files:
         figures = _write_sessions(contents, files, on_progress or (lambda _: None))
         portions = []
         for number, each in enumerate(contents.pairs):
