@@ -106,6 +106,7 @@ def test_no_run_makes_the_logits_of_a_batch(
     # Of a vocabulary as small as this one, TRL's kernels would make all entries at once.
     monkeypatch.setattr("trainer.model.causal_lm.WIDTH", 64)
     monkeypatch.setattr("trl.kernels.chunked_divergence.VOCAB_CHUNK_SIZE", 64)
+    monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 64)
     weights = {
         "all": {"alpha_sdpo": 0.5, "beta_replay": 1.0},
         "policy alone": {},

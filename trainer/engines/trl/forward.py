@@ -125,30 +125,6 @@ def policy_and_distillation(
     )
 
 
-def policy_in_parts(
-    model: nn.Module,
-    ids_BT: Tensor,
-    mask_BT: Tensor,
-    n_last: int,
-    *,
-    n_rows: int | None,
-    temperature: float,
-) -> tuple[Tensor, Tensor]:
-    """Compute log-probs and entropies of the last `n_last` tokens, [B, n_last], `n_rows` at a time."""
-    size = n_rows or len(ids_BT)
-    parts = [
-        policy_of_states(
-            model,
-            response_states(model, ids, mask)[:, -n_last - 1 : -1],
-            ids[:, -n_last:],
-            temperature=temperature,
-        )
-        for ids, mask in zip(ids_BT.split(size), mask_BT.split(size), strict=True)
-    ]
-    logps_BC, entropy_BC = (torch.cat(one) for one in zip(*parts, strict=True))
-    return logps_BC, entropy_BC
-
-
 def policy_of_states(
     model: nn.Module, hidden_BCH: Tensor, ids_BC: Tensor, *, temperature: float
 ) -> tuple[Tensor, Tensor]:

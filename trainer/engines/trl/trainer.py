@@ -40,7 +40,6 @@ from trainer.engines.trl.forward import (
     HintedInputs,
     SharedForward,
     policy_and_distillation,
-    policy_in_parts,
     policy_of_states,
     token_sequences,
 )
@@ -137,7 +136,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self._hinted: HintedInputs | None = None
         """What channel 2 reads, while TRL computes the loss of a micro-batch with hints."""
         self._sdpo_sum: Tensor | None = None
-        self._is_in_loss = False
         self._explain_off_channels()
 
     @property
@@ -257,11 +255,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
         if not needs_policy:  # its forward pass would be multiplied by 0
             return loss
         # TRL asks for log-probs, and gets those of the planned passes, with channel 2 beside them.
-        self._hinted, self._sdpo_sum, self._is_in_loss = payload, None, True
+        self._hinted, self._sdpo_sum = payload, None
         try:
             policy = super()._compute_loss(model, inputs)
         finally:
-            self._hinted, self._shared, self._is_in_loss = None, None, False
+            self._hinted, self._shared = None, None
         if not is_sft:
             loss = loss + self.composer.policy_weight * policy
             self._note_policy(policy, inputs)
@@ -343,19 +341,13 @@ class ComposerReplicationTrainer(GRPOTrainer):
     def _can_share(self, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
         return (
             self.composer.share_prefixes
+            and self.composer.head != "reference"
             and self.pair_forward == "packed"
             and not isinstance(model, FSDPModule)
-            and self._has_fused_head(model, inputs)
+            and not self.aux_loss_enabled
+            and all(value is None for name, value in inputs.items() if "image" in name)
+            and has_plain_head(model)
         )
-
-    def _has_fused_head(self, model: nn.Module, options: Mapping[str, Any]) -> bool:
-        """Return whether the policy's own pass can do without the logits of its batch."""
-        is_text = all(value is None for name, value in options.items() if "image" in name)
-        if self.composer.head == "reference" or self.aux_loss_enabled or not is_text:
-            return False
-        if isinstance(model, FSDPModule) and not self._is_in_loss:
-            return False  # only its own forward call gathers the head
-        return has_plain_head(model)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -367,11 +359,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute TRL's numbers; with a hinted batch, channel 2 from the same forward as well."""
-        if self._hinted is None and not self._has_fused_head(model, kwargs):
+        if self._hinted is None and self._shared is None:
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
-        temperature = self.composer.temperature
         with self.accelerator.autocast():
             if self._hinted is not None:
                 assert self.teacher is not None
@@ -385,19 +376,11 @@ class ComposerReplicationTrainer(GRPOTrainer):
                 )
                 self._sdpo_sum = output.sdpo_sum
                 logps_BC, entropy_BC = output.logps_BC, output.entropy_BC
-            elif self._shared is not None:
+            else:
+                assert self._shared is not None
                 states_BCH, ids_BC = self._shared.student_states(), input_ids[:, -logits_to_keep:]
                 logps_BC, entropy_BC = policy_of_states(
-                    model, states_BCH, ids_BC, temperature=temperature
-                )
-            else:
-                logps_BC, entropy_BC = policy_in_parts(
-                    model,
-                    input_ids,
-                    attention_mask,
-                    logits_to_keep,
-                    n_rows=args[0] if args else kwargs.get("batch_size"),
-                    temperature=temperature,
+                    model, states_BCH, ids_BC, temperature=self.composer.temperature
                 )
         # TRL reduces the entropy across processes in place, unless it is part of the loss.
         is_charged = self._entropy_bonus_enabled
