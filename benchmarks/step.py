@@ -44,12 +44,11 @@ SMALL_MODEL = MODEL | {"hidden": 64, "n_layers": 2, "vocab": 512}
 N_STEPS, N_ROUNDS, N_PAIRS = 3, 4, 24
 ALL = {"alpha_sdpo": 0.1, "beta_replay": 1.0}
 ALONE = {"policy_weight": 0.0, "alpha_sdpo": 0.0, "beta_replay": 1.0}
-SEPARATE = {"share_prefixes": False}
 VARIANTS: dict[str, dict[str, Any]] = {
     "shared_ema": ALL | {"teacher": "ema"},
-    "separate_ema": ALL | {"teacher": "ema"} | SEPARATE,
+    "separate_ema": ALL | {"teacher": "ema"},
     "shared_live": ALL | {"teacher": "live"},
-    "separate_live": ALL | {"teacher": "live"} | SEPARATE,
+    "separate_live": ALL | {"teacher": "live"},
     "pairs": ALONE | {"pair_forward": "packed"},
 }
 TEACHERS = ("ema", "live")
@@ -246,7 +245,10 @@ def measure(variant: str, sizes: dict[str, Any]) -> dict[str, Any]:
         budget = int(variant.removeprefix("memory_"))
         settings, run = VARIANTS["pairs"] | {"max_packed_tokens": budget}, run_once
         settings |= {"pairs_per_step": sizes["n_pairs"], "max_steps": 1}
-    return {"variant": variant, **run(make_trainer(sizes, settings))}
+    trainer = make_trainer(sizes, settings)
+    if variant.startswith("separate"):
+        trainer._can_share = lambda *_: False
+    return {"variant": variant, **run(trainer)}
 
 
 def off_the_line(points: list[tuple[int, float]]) -> float:

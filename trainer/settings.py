@@ -110,14 +110,10 @@ class SharedSettings:
     of the actions. All other pairs are drawn by session."""
     pairs_per_step: int = 4
     """Pairs of one optimizer step, over all processes."""
-    head: str = "auto"
-    """LM head of channels 1 and 2: fused, reference, or auto (fused if that is exact)."""
     pair_forward: str = "auto"
     """How pairs run: as a prefix tree (packed), one by one (padded), or auto."""
     max_packed_tokens: int = 32768
     """Packed tokens per pass. More pairs take more passes."""
-    share_prefixes: bool = True
-    """Whether completions, hinted contexts, and packed pairs share the tokens of a trace."""
     max_prompt_tokens: int = 1024
     """Token budget of a rendered prompt."""
     prompt_window: str = "decision"
@@ -219,8 +215,8 @@ class SharedSettings:
 
     @property
     def is_fused(self) -> bool:
-        """Return whether the head of channels 1 and 2 is fused, which by default is the case if that is exact."""
-        return self.head != "reference" and self.sdpo.is_plain
+        """Return whether channel 2 needs no logits of a batch."""
+        return self.sdpo.is_plain
 
     def _check_sft(self) -> None:
         if self.sft_on != SharedSettings.sft_on and not self.is_sft:
@@ -239,7 +235,6 @@ class SharedSettings:
         """
         choices = {
             "teacher": ("auto", "ema", "base", "live"),
-            "head": ("auto", "fused", "reference"),
             "pair_forward": ("auto", "packed", "padded"),
             "prompt_window": ("decision", "tail"),
             "group_pairs_by": ("session", "actions"),
@@ -260,11 +255,6 @@ class SharedSettings:
         self._check_sft()
         if self.pairs_per_step < 1:
             raise TrainerConfigError(f"pairs_per_step={self.pairs_per_step} must be at least 1")
-        if self.head == "fused" and not self.sdpo.is_plain:
-            raise TrainerConfigError(
-                "head='fused' computes the plain divergence over the full vocabulary: for TAID, "
-                "the entropy gate, top-k, sampled tokens or a clip use head='reference'"
-            )
         _ = self.sdpo, self.preference  # each checks its own values
 
 

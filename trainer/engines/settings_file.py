@@ -21,12 +21,10 @@ logger = logging.getLogger(__name__)
 SPEED_ONLY = frozenset(
     {
         "disable_tqdm",
-        "head",
         "logging_steps",
         "max_packed_tokens",
         "pair_forward",
         "report_to",
-        "share_prefixes",
         "use_cpu",
     }
 )

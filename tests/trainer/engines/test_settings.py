@@ -92,10 +92,10 @@ def test_field_without_counterpart_is_refused_and_speed_is_said(engine, caplog):
     with pytest.raises(TrainerConfigError, match=r"trl\.vllm_mode has no counterpart"):
         read_settings(settings_file(vllm_mode="server"), engine)
     with caplog.at_level("INFO", "trainer"):
-        assert read_settings(settings_file(head="fused"), engine).trl == {}
-    assert f"{engine}: trl.head is not used" in caplog.text
-    told = read_settings(settings_file(head="fused", vllm_mode="server"), "monarch").trl
-    assert told == {"head": "fused", "vllm_mode": "server"}
+        assert read_settings(settings_file(pair_forward="packed"), engine).trl == {}
+    assert f"{engine}: trl.pair_forward is not used" in caplog.text
+    told = read_settings(settings_file(pair_forward="packed", vllm_mode="server"), "monarch").trl
+    assert told == {"pair_forward": "packed", "vllm_mode": "server"}
 
 
 @pytest.mark.parametrize(

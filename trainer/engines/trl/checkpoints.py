@@ -37,8 +37,8 @@ NOT_MATHEMATICS = (
     *("trl.log*", "trl.save_*", "trl.eval_*", "trl.hub_*", "trl.push_to_hub", "trl.output_dir"),
     *("trl.num_completions_to_print", "trl.skip_memory_metrics", "trl.debug"),
     # How fast the same sums are made, up to the order in which they are added.
-    *("trl.head", "trl.max_packed_tokens", "trl.pair_forward"),
-    *("trl.share_prefixes", "trl.use_cpu", "trl.torch_compile*", "trl.torch_empty_cache_steps"),
+    *("trl.max_packed_tokens", "trl.pair_forward"),
+    *("trl.use_cpu", "trl.torch_compile*", "trl.torch_empty_cache_steps"),
     *("trl.activation_checkpointing*", "trl.gradient_checkpointing*", "trl.dataloader_*"),
     *("trl.ddp_*", "trl.ds3_gather_for_generation", "attention"),
     *("trl.vllm_server_*", "trl.vllm_gpu_memory_utilization", "trl.vllm_group_port"),

@@ -340,9 +340,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
 
     def _can_share(self, model: nn.Module, inputs: Mapping[str, Any]) -> bool:
         return (
-            self.composer.share_prefixes
-            and self.composer.head != "reference"
-            and self.pair_forward == "packed"
+            self.pair_forward == "packed"
             and not isinstance(model, FSDPModule)
             and not self.aux_loss_enabled
             and all(value is None for name, value in inputs.items() if "image" in name)

@@ -27,9 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "pair_forward": "padded",
         "max_packed_tokens": 1,
         "teacher": "ema",
-        "head": "reference",
     },
-    "cache": {"teacher": "live", "share_prefixes": False, "activation_checkpointing": False},
     "ema": {"teacher": "ema", "max_packed_tokens": 300},
 }
 

@@ -31,7 +31,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fast", "plain", "cache", "ema"])
+@pytest.mark.parametrize("name", ["fast", "plain", "ema"])
 def test_a_run_on_another_device_is_the_run_on_the_cpu(runs, name):
     """Behaviour, reference and evaluation passes, a step of all channels, teacher, checkpoint."""
     assert runs["n_left_behind"] == 0
@@ -46,7 +46,7 @@ def test_a_run_on_another_device_is_the_run_on_the_cpu(runs, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fast", "plain", "cache", "ema"])
+@pytest.mark.parametrize("name", ["fast", "plain", "ema"])
 def test_no_step_of_ours_waits_for_the_device(runs, name):
     """From the forward pass to the update of the weights; TRL's log lines do wait."""
     waits = runs["waits"][name]

@@ -32,8 +32,8 @@ def logged(composer, model, tmp_path, **settings):
     return [row for row in file.rows if "train/train_runtime" not in row]
 
 
-@pytest.mark.parametrize("sharing", [True, False])
-def test_micro_batches_log_what_one_batch_logs(composer, model, tmp_path, sharing):
+@pytest.mark.parametrize("pair_forward", ["packed", "padded"])
+def test_micro_batches_log_what_one_batch_logs(composer, model, tmp_path, pair_forward):
     runs = [
         logged(
             composer,
@@ -42,7 +42,7 @@ def test_micro_batches_log_what_one_batch_logs(composer, model, tmp_path, sharin
             per_device_train_batch_size=size,
             gradient_accumulation_steps=8 // size,
             pairs_per_step=5,
-            share_prefixes=sharing,
+            pair_forward=pair_forward,
         )
         for size in (8, 2)
     ]

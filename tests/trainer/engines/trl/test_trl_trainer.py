@@ -244,21 +244,20 @@ def test_an_ema_of_a_peft_model_is_refused(model):
 @pytest.mark.parametrize(
     "fast",
     [
-        {"head": "fused"},
+        {"pair_forward": "padded"},
         {"pair_forward": "packed"},
-        {"head": "auto", "pair_forward": "packed", "share_prefixes": True},
-        {"head": "auto", "pair_forward": "packed", "share_prefixes": True, "max_packed_tokens": 1},
+        {"pair_forward": "packed", "max_packed_tokens": 1},
     ],
-    ids=["fused head", "packed pairs", "one tree", "one tree and others"],
+    ids=["fused head", "one tree", "one tree and others"],
 )
 @pytest.mark.parametrize("teacher", ["live", "ema"])
-def test_a_speed_up_changes_no_update(composer, model, fast, teacher):
+def test_a_speed_up_changes_no_update(composer, model, fast, teacher, monkeypatch):
     """Two optimizer steps with the plain path and with one speed-up end at the same weights."""
-    plain = {"head": "reference", "pair_forward": "padded"}
-    settings = {"teacher": teacher, "share_prefixes": False, "optim": "sgd", **ALL_CHANNELS}
+    settings = {"teacher": teacher, "optim": "sgd", **ALL_CHANNELS}
     after = []
-    for change in ({}, fast):
-        trainer = composer(model=copy.deepcopy(model), **(settings | plain | change))
+    for is_fused, change in ((False, {"pair_forward": "padded"}), (True, fast)):
+        monkeypatch.setattr(ComposerConfig, "is_fused", is_fused)
+        trainer = composer(model=copy.deepcopy(model), **(settings | change))
         trainer.train()
         after.append(parameters(trainer))
     assert_equal(*after, atol=1e-6, rtol=1e-4)
@@ -270,9 +269,8 @@ def test_a_speed_up_changes_no_update(composer, model, fast, teacher):
         ({"teacher": "live"}, 1),
         ({"teacher": "ema"}, 2),
         ({"teacher": "live", "max_packed_tokens": 1}, 5),
-        ({"teacher": "live", "share_prefixes": False}, 3),
     ],
-    ids=["one tree", "and the teacher's weights", "and a tree a pair", "none shared"],
+    ids=["one tree", "and the teacher's weights", "and a tree a pair"],
 )
 def test_channels_share_one_forward_pass_where_weights_and_budget_allow(
     composer, model, settings, n_passes

@@ -88,7 +88,7 @@ def without_hints(inputs):
 
 @pytest.fixture
 def trainer(composer):
-    built = composer(head="reference", steps_per_generation=2, gradient_accumulation_steps=2)
+    built = composer(steps_per_generation=2, gradient_accumulation_steps=2)
     built.model.train()
     return built
 
