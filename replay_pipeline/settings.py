@@ -123,9 +123,9 @@ class ReplaySettings(_Section):
     max_looks: Annotated[int, Field(ge=0)] = 3
     """How often a teacher may look or keep its notes before it acts. What it looks for is answered from the
     log and the files as they were; each look is a further, mostly cached, request."""
-    looks_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """So much of a run's ceiling, at most, pays for what teachers are asked after a look. What is then left
-    open, the next run asks."""
+    looks_share: Annotated[float, Field(ge=0)] = 0.3
+    """What teachers are asked after a look costs at most so much of what the first steps of a run's questions
+    cost. So a run costs at most 1.3 times as much as without looks. Who can't be asked on has no vote."""
     steps_after: Annotated[int, Field(ge=0)] = 0
     """So many steps each teacher goes on behind its vote, where `workspaces.execute` lets its actions be carried
     out. They are published in `answers` with the kind `continuation`, judged by nobody."""

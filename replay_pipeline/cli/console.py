@@ -769,9 +769,7 @@ def show_status(report: Report) -> None:
     _table(f"Money of {_KINDS[report['played']]}", _money(ledger))
     scopes = [each for each in ledger.get("scopes") or () if each["limit_usd"] is not None]
     # One run, or one batch of it, is no news; what they share is.
-    _draw_limits(
-        [each for each in scopes if not each["scope"].startswith(("run:", "partition:", "looks:"))]
-    )
+    _draw_limits([each for each in scopes if not each["scope"].startswith(("run:", "partition:"))])
     if "open" in report:
         say(f"Left to ask: {open_words(report['open'])}.")
     if fidelity := _fidelity_words(report.get("fidelity") or {}):

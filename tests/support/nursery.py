@@ -28,7 +28,7 @@ def work(job):
         Ledger(job["ledger"], is_durable=False).close()
         return
     states = make_states(job["n"], n_sessions=job["n"], words=job.get("words", 40))
-    looks = {"looks": answer_looks} if job.get("looks") else {}
+    looks = {"looks": answer_looks, "looks_share": job["looks"]} if job.get("looks") else {}
     if "without" in job:
         del states[slice(*job["without"])]
     made = {

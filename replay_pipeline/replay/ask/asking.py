@@ -62,7 +62,7 @@ class Asking:
     max_looks: int = MAX_LOOKS
     """After so many looks a teacher is asked no more."""
     looks_share: float = LOOKS_SHARE
-    """So much of the ceiling, at most, pays for what teachers are asked after a look."""
+    """What teachers are asked after a look costs at most so much of what the first steps of all questions cost."""
     accepted_terms: Sequence[str] = ()
     """Teachers that you accept although their vendors forbid training on their answers."""
     partition: str | None = None
@@ -169,7 +169,12 @@ class Asking:
 
     def asking_on(self) -> Looks:
         """Return how teachers that look are asked on."""
-        return Looks(options=self.request_options(), answer=self.looks, most=self.max_looks)
+        return Looks(
+            options=self.request_options(),
+            answer=self.looks,
+            most=self.max_looks,
+            share=self.looks_share,
+        )
 
 
 _DEAREST_TOKEN_USD = 0.01
@@ -201,8 +206,8 @@ def checked_ceiling(teachers: Sequence[TeacherSpec], max_total_usd: float, askin
     for name in ("max_concurrency", "max_completion_tokens"):
         if getattr(asking, name) < 1:
             raise ConfigError(f"{name}={getattr(asking, name)} must be at least 1")
-    if not 0 <= asking.looks_share <= 1:
-        raise ConfigError(f"looks_share={asking.looks_share} is not a share between 0 and 1")
+    if not asking.looks_share >= 0:
+        raise ConfigError(f"looks_share={asking.looks_share} must be a number, at least 0")
     asking.policy()
     for teacher in teachers:
         for name, usd in (teacher.price or {}).items():

@@ -503,7 +503,7 @@ class Attempts:
             self.doubted = result.lost
         elif isinstance(result, Refused):
             kind = result.scope.partition(":")[0]
-            self.refused = kind if kind in ("stopped", "looks") else "budget"
+            self.refused = "stopped" if kind == "stopped" else "budget"
         return self.reserved is not None
 
     async def _withdraw(self, reason: str) -> None:

@@ -240,6 +240,8 @@ class Replay:
         self.doubted_teacher: str | None = None
         self.decided: dict[int, TeacherAction] = {}
         """Row of each decided question, by its index."""
+        self._waiting: dict[int, tuple[LaneQuestion, TeacherAction]] = {}
+        """By the same index, steps that only looked, behind which their teacher isn't asked on yet."""
         self.skipped: Counter[str] = Counter()
         self._unfinished: Counter[str] = Counter()
         self.n_sent = 0
@@ -318,6 +320,7 @@ class Replay:
         if not self.limit_nano:
             for task in (task for _, lane in open_lanes for task in lane):
                 self.skip(task, "budget")
+            self._end_looks()
             return expected
         # Nothing of the plan dies while questions are asked, so the collector, which would walk
         # through all of it again and again, leaves it alone.
@@ -325,6 +328,7 @@ class Replay:
         self.rounds = Rounds(self, is_chosen=is_chosen)
         try:
             await (self.rounds.run(open_lanes) if is_chosen or is_short else self.ask(open_lanes))
+            self._end_looks()
         finally:
             gc.unfreeze()
             new = self.books.newly_learned
@@ -341,7 +345,7 @@ class Replay:
     ) -> Plan:
         return plan_of(
             self.states, self.teachers, lanes, self.places, policy=self.policy,
-            prices=self.prices, known=known, learned=learned, max_looks=self.looks.n_most,
+            prices=self.prices, known=known, learned=learned, max_looks=self.looks.n_most, looks_share=self.looks.share,
         )  # fmt: skip
 
     def _in_ledger(self, task: LaneQuestion) -> Callable[[], TeacherAction] | None:
@@ -354,9 +358,7 @@ class Replay:
     def _open_scopes(self) -> None:
         names = [teacher.name for teacher in self.teachers]
         scopes = [today(), *(f"teacher:{name}" for name in names), *self.asking.scopes()]
-        limits = self.asking.limits_nano(today(), names)
-        limits[self._looks_scope] = int(self.limit_nano * self.asking.looks_share)
-        self.ledger.open_scopes(scopes, limits)
+        self.ledger.open_scopes(scopes, self.asking.limits_nano(today(), names))
         carried = 0
         if self.asking.counts_recorded:
             carried = self.found.paid_nano.total() - self.found.paid_nano[self.run_id]
@@ -368,25 +370,28 @@ class Replay:
         )
 
     def take_known(self, lanes: Lanes) -> Lanes:
-        """Take over what the ledger knows of these questions, and return those that are left."""
-        found, open_lanes = self.found, []
+        """Take over what the ledger knows of these questions, and return those that are left.
+
+        Of a question, this is its first step: behind looks, an answer counts when its turn comes. So a run that was
+        stopped asks the same teachers on as one that wasn't.
+        """
+        open_lanes = []
         for teacher, lane in lanes:
-            left: deque[LaneQuestion] = deque()
-            for task in lane:
-                step: LaneQuestion | None = task
-                while step is not None and (known := found.decided.get(step.question.sha)):
-                    self.know(step, known)
-                    step = step.then
-                if step is None:
-                    continue
-                if booked := found.booked.get(step.question.sha):
-                    self._keep(step, replace(decode_row(booked), state_id=step.state_id))
-                self.lose(step, found.lost.get(step.question.sha, ()))
-                left.append(step)
-            if left:
+            if left := deque(task for task in lane if not self._is_taken(task)):
                 open_lanes.append((teacher, left))
         # Calls with an unknown outcome first: learning it frees the money they hold.
         return sorted(open_lanes, key=lambda lane: not any(task.lost for task in lane[1]))
+
+    def _is_taken(self, step: LaneQuestion) -> bool:
+        """Take over what the ledger knows of a step, and return whether that is its answer."""
+        found, sha = self.found, step.question.sha
+        if known := found.decided.get(sha):
+            self.know(step, known)
+            return True
+        if booked := found.booked.get(sha):
+            self._keep(step, replace(decode_row(booked), state_id=step.state_id))
+        self.lose(step, found.lost.get(sha, ()))
+        return False
 
     def _left(self, lanes: Lanes) -> Estimate | None:
         """Return what is left to ask, as `estimate` does; `None` where nothing is, or nobody knows a price."""
@@ -493,6 +498,9 @@ class Replay:
     def _keep(self, step: LaneQuestion, row: TeacherAction) -> None:
         """Keep the row of a question, with what its teacher looked at before."""
         self.decided[step.index] = whole(step, row)
+        self._waiting.pop(step.index, None)
+        if step.then is not None:
+            self._waiting[step.index] = step, row
 
     def skip(self, task: LaneQuestion, reason: str) -> None:
         """Count a question that isn't asked. If it has a lost call or was begun, its row exists already."""
@@ -507,18 +515,43 @@ class Replay:
         return self.skipped["budget"] + self._unfinished["budget"]
 
     async def ask(self, lanes: Lanes) -> None:
-        """Ask every question, lane by lane, then repeat those that a lost call blocked.
+        """Ask every question, lane by lane, then repeat those that a lost call blocked, and ask on behind looks.
 
         Raises:
             LedgerError: the ledger can't be written. Calls in flight were awaited first.
         """
+        lanes = lanes or self._to_ask_on()
         while lanes:
             n_before = self.books.n_found_out
             await self._ask_all(lanes)
             lanes = await self._left_over(is_richer=self.books.n_found_out > n_before)
+            lanes = lanes or self._to_ask_on()
         self._report_progress()
         if self._fatal:
             raise self._fatal
+
+    def _to_ask_on(self) -> Lanes:
+        """Return the next steps of teachers that only looked, as many as looks may cost."""
+        steps: list[LaneQuestion] = []
+        while not (steps or self.stop.is_set()):
+            chosen = self.looks.affordable(self._waiting.values(), [*self.decided.values()])
+            if not chosen:
+                break
+            for step, _ in chosen:
+                del self._waiting[step.index]
+            nexts = [step.then for step, _ in chosen if step.then is not None]
+            steps = [step for step in nexts if not self._is_taken(step)]
+        return [(step.teacher, deque([step])) for step in steps]
+
+    def _end_looks(self) -> None:
+        """End the questions behind whose looks nobody may be asked on. Those of a stopped run stay open."""
+        for step in [step for step, _ in self._waiting.values()]:
+            while step.then is not None and step.then.question.sha in self.found.decided:
+                step = step.then  # it was paid for, whatever looks may cost now
+                self._is_taken(step)
+        if not self.stop.is_set():
+            for step, row in self.looks.end([*self._waiting.values()], [*self.decided.values()]):
+                self._keep(step, row)
 
     async def _ask_all(self, lanes: Lanes) -> None:
         by_teacher: dict[str, deque[deque[LaneQuestion]]] = {}
@@ -598,27 +631,24 @@ class Replay:
                 await self._decide(lane.popleft())
 
     async def _decide(self, task: LaneQuestion) -> None:
-        """Ask a question; as long as its teacher only looks, answer what it looks for, and ask on.
+        """Ask a question, and if its teacher only looks, answer what it looks for.
 
         Nothing that happens to it may end the others, which are paid for.
         """
-        step: LaneQuestion | None = task
-        while step is not None:
-            try:
-                if reason := self.dispatcher.reason_not_to_send(step.teacher):
-                    self.skip(step, reason)
-                elif (row := await self._ask(step)) is not None:
-                    if self.looks.answer is not None:
-                        await asyncio.to_thread(self.looks.follow, step, row, step.state)
-                        self.books.count_looks(step, row)
-                    self._keep(step, row)
-            except LedgerError as error:
-                self._end(error)
-                self.skip(step, "ledger_failed")
-            except Exception as error:
-                logger.exception("%s at %s", step.teacher.name, step.state_id)
-                self._keep(step, answer_row(step, **unexpected(error)))
-            step = step.then
+        try:
+            if reason := self.dispatcher.reason_not_to_send(task.teacher):
+                self.skip(task, reason)
+            elif (row := await self._ask(task)) is not None:
+                if self.looks.answer is not None:
+                    await asyncio.to_thread(self.looks.follow, task, row, task.state)
+                    self.books.count_looks(task, row)
+                self._keep(task, row)
+        except LedgerError as error:
+            self._end(error)
+            self.skip(task, "ledger_failed")
+        except Exception as error:
+            logger.exception("%s at %s", task.teacher.name, task.state_id)
+            self._keep(task, answer_row(task, **unexpected(error)))
 
     async def _ask(self, task: LaneQuestion) -> TeacherAction | None:
         """Ask one question, and return its row if it is decided now."""
@@ -707,18 +737,13 @@ class Replay:
             run_id=self.run_id,
             partition=self.asking.partition,
             scopes=(f"run:{self.run_id}", self._day_scope(), f"teacher:{teacher.name}",
-                    *self.asking.scopes(), *([self._looks_scope] if task.looks else ())),
+                    *self.asking.scopes()),
             reserved_nano=self.books.reserved_nano(teacher, bound_nano),
             timeout_s=teacher.timeout_s,
             lost=tuple(lost.call_id for lost in task.lost),
             takes_over=self.books.takes_over(task, body_sha),
             body_sha=body_sha,
         )  # fmt: skip
-
-    @property
-    def _looks_scope(self) -> str:
-        """Name the limit of what is asked after looks."""
-        return f"looks:{self.run_id}"
 
     def _day_scope(self) -> str:
         scope = today()

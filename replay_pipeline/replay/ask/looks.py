@@ -3,9 +3,13 @@
 Each step is a question of its own, with its own hash and its own booking. So a stopped run goes on where
 it was, and pays no step twice. The prompt of a step begins with that of the step before, which the provider has
 in its cache.
+
+What is asked after looks may cost a share of what first steps cost. So teachers are asked on once all first steps of
+a round are answered. Who goes on depends on these answers alone, not on the order in which they came.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from replay_pipeline.actions import canonical_action
@@ -18,13 +22,17 @@ from replay_pipeline.replay.money.ledger import Ledger
 from replay_pipeline.types import Look, LookAnswer, Message, TeacherAction, TraceState
 
 MAX_LOOKS = 3
-LOOKS_SHARE = 0.5
+LOOKS_SHARE = 0.3
+ANY_SHARE = 1e6
+"""Where answers are measured: who looks must not be left out of it."""
 STILL_LOOKING = "still_looking"
-"""The teacher looked as often as it may, and did nothing yet."""
+"""The teacher looked as often as it may, or for as much as looks may cost, and did nothing yet."""
 CANNOT_LOOK = "cannot_look"
 """Nobody can truly say what it would have seen."""
 UNFINISHED = "unfinished"
 """It waits for the next run."""
+_MARGIN = 1.1
+"""Of what looks may cost, the next one is taken to need a tenth more than the last ones."""
 NO_VOTES = (STILL_LOOKING, CANNOT_LOOK)
 ONLY_LOOKED = (*NO_VOTES, UNFINISHED)
 """What a teacher that did nothing yet has in the place of an error: its calls were answered."""
@@ -42,6 +50,8 @@ class Looks:
     """Without it, a look is an action like any other."""
     most: int = MAX_LOOKS
     """So many steps at most only look."""
+    share: float = LOOKS_SHARE
+    """So much of what first steps cost may be paid for the steps after them."""
 
     @property
     def n_most(self) -> int:
@@ -105,6 +115,80 @@ class Looks:
             is_asked=False,
         )
 
+    def affordable(
+        self, waiting: Collection[tuple[LaneQuestion, TeacherAction]], rows: Sequence[TeacherAction]
+    ) -> list[tuple[LaneQuestion, TeacherAction]]:
+        """Choose who is asked on next, for what looks may still cost.
+
+        Whoever was asked on once comes first, then who has most other teachers to agree with, then the shortest
+        prompts, which make the most votes of a dollar. Nobody else begins while two more steps of it may not be paid
+        for, or else one.
+
+        Args:
+            waiting: steps that only looked, whose next step is known, each with its row.
+            rows: all rows so far.
+        """
+        acted = Counter(row.state_id for row in rows if row.action and row.error_code is None)
+        left_usd, usd_per_token = self._left(rows)
+        ordered = sorted(
+            waiting,
+            key=lambda each: (
+                not each[0].looks,
+                -acted[(each[0].first or each[0]).state_id],
+                each[1].n_prompt_tokens or 0,
+                each[0].index,
+            ),
+        )
+        for n_ahead in (2, 1):
+            chosen, usd = [], left_usd
+            for step, row in ordered:
+                next_usd = _MARGIN * _next_usd(step, row, usd_per_token.get(row.teacher))
+                next_usd *= 1 if step.looks else n_ahead
+                if next_usd <= usd:
+                    usd -= next_usd
+                    chosen.append((step, row))
+            if chosen:
+                return chosen
+        return []
+
+    def end(
+        self, waiting: Collection[tuple[LaneQuestion, TeacherAction]], rows: Sequence[TeacherAction]
+    ) -> list[tuple[LaneQuestion, TeacherAction]]:
+        """End those of the waiting steps that looks may not pay for, and return them; see `affordable`."""
+        open_ = {step.index for step, _ in self.affordable(waiting, rows)}
+        ended = [each for each in waiting if each[0].index not in open_]
+        for step, _ in ended:
+            step.then, step.ended_by = None, STILL_LOOKING
+        return ended
+
+    def end_known(self, steps: Iterable[LaneQuestion], entries: LedgerEntries) -> None:
+        """End the questions that a run on what a ledger knows would end."""
+        last = [each for step in steps if (each := _last_known(step, entries)) is not None]
+        waiting = [(step, row) for step, row in last if step.then is not None]
+        if waiting:
+            self.end(waiting, [whole(step, row) for step, row in last])
+
+    def _left(self, rows: Iterable[TeacherAction]) -> tuple[float, dict[str, float]]:
+        """Return what looks may still cost, and what a token of a prompt costs each teacher, looks or else all."""
+        first_usd = looks_usd = 0.0
+        usd, tokens = Counter[tuple[str, bool]](), Counter[tuple[str, bool]]()
+        firsts = ((row.looks[0] if row.looks else row, row) for row in rows)
+        # The same request at another state costs nothing.
+        for first, row in {first.request_sha: (first, row) for first, row in firsts}.values():
+            after_usd = row.cost_usd - first.cost_usd
+            if row.error_code == "outcome_unknown" and row.looks:
+                after_usd += row.looks[-1].cost_usd  # what may be paid for already
+            first_usd, looks_usd = first_usd + first.cost_usd, looks_usd + after_usd
+            n_first, n_all = first.n_prompt_tokens or 0, row.n_prompt_tokens or 0
+            for is_after, paid, n in ((False, first.cost_usd, n_first), (True, after_usd, n_all - n_first)):  # fmt: skip
+                if n > 0:  # a server that answers again what it answered before may count none
+                    usd[row.teacher, is_after] += paid
+                    tokens[row.teacher, is_after] += n
+        rates = {
+            teacher: usd[teacher, is_after] / n for (teacher, is_after), n in sorted(tokens.items())
+        }
+        return self.share * first_usd - looks_usd, rates
+
     def look_up(self, ledger: Ledger, steps: Iterable[LaneQuestion]) -> tuple[LedgerEntries, bool]:
         """Find what a ledger knows of questions and of the steps behind them, and whether that is all."""
         entries, steps, is_all = LedgerEntries(), list(steps), True
@@ -118,6 +202,24 @@ class Looks:
                     self.follow(step, decode_row(known.row), step.state)
             steps = [step.then for step in steps if step.then is not None]
         return entries, is_all
+
+
+def _next_usd(step: LaneQuestion, row: TeacherAction, usd_per_token: float | None) -> float:
+    """Return what the step behind a look should cost, from what tokens of prompts have cost this teacher."""
+    if step.then is None or usd_per_token is None or not row.n_prompt_tokens:
+        return row.cost_usd
+    longer = step.then.question.size.n_bytes / max(1, step.question.size.n_bytes)
+    return row.n_prompt_tokens * longer * usd_per_token
+
+
+def _last_known(
+    step: LaneQuestion, entries: LedgerEntries
+) -> tuple[LaneQuestion, TeacherAction] | None:
+    """Return the last step of a question that is known, and its row."""
+    while step.then is not None and step.then.question.sha in entries.decided:
+        step = step.then
+    known = entries.decided.get(step.question.sha)
+    return None if known is None else (step, decode_row(known.row))
 
 
 def known_row(step: LaneQuestion, entries: LedgerEntries) -> Callable[[], TeacherAction] | None:
@@ -154,7 +256,7 @@ def whole(step: LaneQuestion, row: TeacherAction) -> TeacherAction:
 
 
 _TOLD = {
-    STILL_LOOKING: "it only looked, as often as it may (replay.max_looks)",
+    STILL_LOOKING: "it only looked, as often as it may (replay.max_looks) or for as much (replay.looks_share)",
     CANNOT_LOOK: "it would have looked at something that neither the log nor the files tell",
 }
 

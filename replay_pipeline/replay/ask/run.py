@@ -246,8 +246,9 @@ def estimate(
     learned: dict[str, Learned] = {}
     if ledger is not None and exists(ledger):
         with Ledger(ledger) as opened:
-            tasks = (task for _, lane in lanes for task in lane)
+            tasks = [task for _, lane in lanes for task in lane]
             entries, _ = asking.asking_on().look_up(opened, tasks)
+            asking.asking_on().end_known(tasks, entries)
             learned = opened.do(lambda database: read_learned(database, teachers)).result()
 
     builder = RequestBuilder(asking.request_options())
@@ -261,6 +262,7 @@ def estimate(
         known=lambda task: known_row(task, entries),
         learned=learned,
         max_looks=asking.asking_on().n_most,
+        looks_share=asking.looks_share,
         adaptations={t.name: builder.adaptations(t, prices[t.name]) for t in teachers},
     )
     return what_is_left(plan, ceiling_usd=max_total_usd)

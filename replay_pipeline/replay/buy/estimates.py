@@ -167,6 +167,8 @@ class Plan:
     adaptations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     max_looks: int = 0
     """How often a teacher may look before it acts; each look is a call of its own."""
+    looks_share: float = 0.0
+    """What follows looks costs at most so much of what first steps cost."""
 
 
 def plan_of(
@@ -181,6 +183,7 @@ def plan_of(
     learned: Mapping[str, Learned],
     adaptations: Mapping[str, tuple[str, ...]] | None = None,
     max_looks: int = 0,
+    looks_share: float = 0.0,
 ) -> Plan:
     """Return the plan of these lanes. `known` finds the row of a question that isn't left to ask."""
     tasks = tasks_of(teachers, lanes)
@@ -199,6 +202,7 @@ def plan_of(
         learned=learned,
         adaptations=adaptations or {},
         max_looks=max_looks,
+        looks_share=looks_share,
     )
 
 
@@ -659,25 +663,25 @@ def _lane_usd(plan: Plan, number: int, asked: Array, chance: np.random.Generator
             n_student = plan.market.places[state].n_answer_bytes
             limit = task.question.max_completion_tokens
             answer = np.minimum(learned.answer_tokens(n_student, limit) * length, limit)
+            written = price.cache_write if is_written else price.prompt
+            fixed = answer * price.completion + price.request
+            first = (n_tokens - cached) * written + cached * price.cache_read + fixed
             # Each look is a further call with an answer; the prompt before it is in the cache, if it is long.
-            again = looks * n_tokens
-            cached += again * hit_rate * (n_tokens >= MIN_CACHED_TOKENS)
-            n_tokens += again + looks * learned.look_tokens
-            answer *= 1 + looks
-            fresh = n_tokens - cached
-            cost = (
-                fresh * (price.cache_write if is_written else price.prompt)
-                + cached * price.cache_read
-                + answer * price.completion
-                + (1 + looks) * price.request
-            ) * made
-            usd_S_D[state] = cost / (1000 * NANO)
+            again = n_tokens * hit_rate * (n_tokens >= MIN_CACHED_TOKENS)
+            longer = n_tokens + learned.look_tokens
+            look = (longer - again) * written + again * price.cache_read + fixed
+            asked_on = np.where(
+                looks * look <= plan.looks_share * first,
+                looks,
+                plan.looks_share * first / np.maximum(look, 1e-9),
+            )
+            usd_S_D[state] = (first + asked_on * look) * made / (1000 * NANO)
             n_calls += made.mean()
-            n_prompt += (n_tokens * made).mean()
-            n_cached += (cached * made).mean()
-            n_completion += (answer * made).mean()
+            n_prompt += ((n_tokens + asked_on * longer) * made).mean()
+            n_cached += ((cached + asked_on * again) * made).mean()
+            n_completion += (answer * (1 + asked_on) * made).mean()
             bound = price.bound_nano(_most_tokens(task, learned), limit)
-            n_bound += (made * (1 + looks)).mean() * bound
+            n_bound += (made * (1 + asked_on)).mean() * bound
         in_cache[state] = np.where(made, weighted, last)
     if not n_calls:
         return _Lane(usd_S_D, None)

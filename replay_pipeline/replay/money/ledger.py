@@ -2,8 +2,7 @@
 
 Before a request leaves, the ledger reserves the most that it can cost and writes the intent to
 disk. Afterwards one transaction stores the answer and replaces the reservation by the real cost.
-Every limit is a scope (`run:…`, `day:…`, `night:…`, `teacher:…`, `partition:…`,
-`looks:…`), and for each of them
+Every limit is a scope (`run:…`, `day:…`, `night:…`, `teacher:…`, `partition:…`), and for each of them
 
     spent + held + unknown <= limit
 

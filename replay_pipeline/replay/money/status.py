@@ -18,7 +18,7 @@ class ScopeStatus:
     """Money under one limit, in US dollars."""
 
     scope: str
-    """`run:…`, `day:…`, `night:…`, `teacher:…`, `partition:…` or `looks:…`."""
+    """`run:…`, `day:…`, `night:…`, `teacher:…` or `partition:…`."""
     spent_usd: float
     held_usd: float
     """Reserved for calls in flight."""

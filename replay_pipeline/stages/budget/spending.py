@@ -15,6 +15,7 @@ from replay_pipeline.replay import (
     control,
     estimate,
 )
+from replay_pipeline.replay.ask.looks import ANY_SHARE
 from replay_pipeline.replay.buy.estimates import advice
 from replay_pipeline.settings import teacher_key
 from replay_pipeline.stages import chain
@@ -249,6 +250,7 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
             ledger=project.settings.ledger_url(),
             looks=looks,
             max_looks=project.settings.replay.max_looks,
+            looks_share=ANY_SHARE,
             **accounts(project),
         )
     return project.receipts.write(

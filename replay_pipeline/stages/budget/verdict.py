@@ -23,6 +23,7 @@ from replay_pipeline.errors import ConfigError, PriceError
 from replay_pipeline.judge.vain import IN_VAIN, looked_in_vain
 from replay_pipeline.judge.verdict import MARGIN, USUAL, Scored, judged, verdict
 from replay_pipeline.replay import Estimate, estimate, openrouter_name, replay_in_thread
+from replay_pipeline.replay.ask.looks import ANY_SHARE
 from replay_pipeline.replay.dialects.replies import MALFORMED
 from replay_pipeline.stages.pages.costs import turn_usd
 from replay_pipeline.stages.pages.public_scores import words_of_scores
@@ -320,6 +321,7 @@ def _ask(
             ledger=project.settings.ledger_url(),
             looks=looks,
             max_looks=project.settings.replay.max_looks,
+            looks_share=ANY_SHARE,
             accepted_terms=_terms(teachers),
             max_concurrency=project.settings.replay.max_concurrency,
             retry=project.settings.replay.retry,

@@ -139,20 +139,21 @@ def test_kills_within_continuations_pay_no_step_twice_and_nothing_over_the_ceili
     model, n, n_kills = "deepseek/deepseek-v4-pro", 40, 0
     states = [{**state, "tools": TOOLS} for state in make_states(n, n_sessions=n)]
     n_looks = {state["state_id"]: number % 4 for number, state in enumerate(states)}
-    for place in range(4):
-        ledger, ceiling_usd = tmp_path / f"{place}.sqlite", (0.02, 1.0)[place % 2]
+    for place, (ceiling_usd, share) in enumerate(((0.02, 9), (1.0, 9), (0.02, 9), (1.0, 0.3))):
+        ledger = tmp_path / f"{place}.sqlite"
         with TeacherServer(looking(n_looks, model, n_looks), latency=0.03) as server:
             [teacher] = server.teachers([model])
             teacher = teacher.model_copy(update={"timeout_s": 1.0})
             job = {"n": n, "teacher": teacher.model_dump(), "ledger": str(ledger),
-                   "usd": ceiling_usd, "concurrency": 8, "settle_s": 2.0, "looks": True,
+                   "usd": ceiling_usd, "concurrency": 8, "settle_s": 2.0, "looks": share,
                    **DURABLE}  # fmt: skip
             for _ in range(4):
                 kill_after = chance.randint(2, 12)
                 n_kills += run_once(children, job, kill_after=kill_after, bill=server.bill)
             for _ in range(3):
                 run_once(children, job)
-            actions = replay_trace_sync(states, [teacher], 0, ledger=ledger, looks=answer_looks)
+            looks = {"looks": answer_looks, "looks_share": share}
+            actions = replay_trace_sync(states, [teacher], 0, ledger=ledger, **looks)
             bill = server.bill()
         status = ledger_status(ledger)
         assert bill.total_nano <= ceiling_usd * 1e9
@@ -160,7 +161,12 @@ def test_kills_within_continuations_pay_no_step_twice_and_nothing_over_the_ceili
         assert round(status.spent_usd * 1e9) == bill.total_nano
         ended = [action for action in actions if action.error_code is None]
         assert all(len(action.looks) == n_looks[action.state_id] for action in ended)
-        if ceiling_usd == 1.0:
+        if share < 1:
+            first_usd = sum((a.looks[0] if a.looks else a).cost_usd for a in actions)
+            assert bill.total_nano <= (1 + share) * first_usd * 1e9
+            assert {a.error_code for a in actions} == {None, "still_looking"}
+            assert len(actions) == n
+        elif ceiling_usd == 1.0:
             assert len(ended) == n
             assert bill.n_charged == n + sum(n_looks.values())
         else:
