@@ -366,6 +366,16 @@ class Look:
         return [self.action, *results]
 
 
+STILL_LOOKING = "still_looking"
+"""The teacher looked as often as it may, or for as much as looks may cost, and did nothing yet."""
+CANNOT_LOOK = "cannot_look"
+"""Nobody can truly say what it would have seen."""
+UNFINISHED = "unfinished"
+"""It waits for the next run."""
+ONLY_LOOKED = (STILL_LOOKING, CANNOT_LOOK, UNFINISHED)
+"""What a teacher that did nothing yet has in the place of an error: its calls were answered."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeacherAction:
     """The action of one teacher at one state. A failed call is a row with `error_code`."""

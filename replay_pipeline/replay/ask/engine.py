@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from replay_pipeline.errors import LedgerError
 from replay_pipeline.replay.ask.asking import Asking, today
 from replay_pipeline.replay.ask.attempts import Attempts, Books, Dispatcher, Slots
-from replay_pipeline.replay.ask.looks import ONLY_LOOKED, known_row, whole
+from replay_pipeline.replay.ask.looks import known_row, whole
 from replay_pipeline.replay.ask.outcomes import (
     NOT_ASKED,
     answer_row,
@@ -53,6 +53,7 @@ from replay_pipeline.replay.money.calls import (
 )
 from replay_pipeline.replay.money.ledger import Ledger, add_learned, read_learned
 from replay_pipeline.types import (
+    ONLY_LOOKED,
     Progress,
     ReplayReport,
     TeacherAction,

@@ -19,23 +19,23 @@ from replay_pipeline.replay.dialects import RequestOptions
 from replay_pipeline.replay.dialects.requests import RequestBuilder
 from replay_pipeline.replay.money.calls import LedgerEntries, decode_row
 from replay_pipeline.replay.money.ledger import Ledger
-from replay_pipeline.types import Look, LookAnswer, Message, TeacherAction, TraceState
+from replay_pipeline.types import (
+    CANNOT_LOOK,
+    STILL_LOOKING,
+    UNFINISHED,
+    Look,
+    LookAnswer,
+    Message,
+    TeacherAction,
+    TraceState,
+)
 
 MAX_LOOKS = 3
 LOOKS_SHARE = 0.3
 ANY_SHARE = 1e6
 """Where answers are measured: who looks must not be left out of it."""
-STILL_LOOKING = "still_looking"
-"""The teacher looked as often as it may, or for as much as looks may cost, and did nothing yet."""
-CANNOT_LOOK = "cannot_look"
-"""Nobody can truly say what it would have seen."""
-UNFINISHED = "unfinished"
-"""It waits for the next run."""
 _MARGIN = 1.1
 """Of what looks may cost, the next one is taken to need a tenth more than the last ones."""
-NO_VOTES = (STILL_LOOKING, CANNOT_LOOK)
-ONLY_LOOKED = (*NO_VOTES, UNFINISHED)
-"""What a teacher that did nothing yet has in the place of an error: its calls were answered."""
 
 AnswerLooks = Callable[[TraceState, Message], Sequence[LookAnswer] | None]
 """Returns what each call of a look would have shown at a state, or None if that can't be known."""

@@ -7,13 +7,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from replay_pipeline.errors import TeacherAuthError
-from replay_pipeline.replay.ask.looks import ONLY_LOOKED
 from replay_pipeline.replay.buy.lanes import LaneQuestion
 from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.dialects.prices import usd
 from replay_pipeline.replay.dialects.replies import Answer, Failure
 from replay_pipeline.replay.money.calls import LostCall
-from replay_pipeline.types import ReplayReport, TeacherAction, TeacherSpec, family_of_model
+from replay_pipeline.types import (
+    ONLY_LOOKED,
+    ReplayReport,
+    TeacherAction,
+    TeacherSpec,
+    family_of_model,
+)
 
 _MOST_BYTES_PER_TOKEN = 6.0
 _LEAST_BYTES_CHECKED = 8192

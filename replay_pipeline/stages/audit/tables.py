@@ -6,10 +6,10 @@ from typing import Any
 
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.ingesters.fidelity import OF_SESSIONS, OF_STATES, shares_by_client
-from replay_pipeline.replay.ask.looks import ONLY_LOOKED
 from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.stages.receipts import Receipts
 from replay_pipeline.storage.tables import DataRoot
+from replay_pipeline.types import ONLY_LOOKED
 
 _MIN_FAITHFUL_SHARE = 0.9
 _MIN_STATES_OF_CLIENT = 20

@@ -23,14 +23,14 @@ from replay_pipeline.redaction.printable import printable
 from replay_pipeline.stages.pages.costs import Row, turn_usd
 from replay_pipeline.stages.pages.overview import Facts, tools_of
 from replay_pipeline.stages.pages.tree import call_shown, cut
-from replay_pipeline.types import Message, TeacherAction, family_of_model
+from replay_pipeline.types import ONLY_LOOKED, Message, TeacherAction, family_of_model
 
 CAVEAT = (
     "The same action is not the same outcome of a session: where a model differs, it may be right or "
     "wrong, and after a different action the session would have gone on differently."
 )
 AGENT = "the agent itself"
-_VERDICTS = ("same", "equal", "other", "invalid", "failed")
+_VERDICTS = ("same", "equal", "other", "invalid", "failed", "looked")
 
 
 @dataclass(slots=True)
@@ -227,6 +227,8 @@ class Comparison:
 
 
 def _verdict(own: Any, answer: TeacherAction, cwd: str | None) -> str:
+    if answer.error_code in ONLY_LOOKED:
+        return "looked"
     if answer.action is None:
         return "failed"
     action = canonical_action(answer.action, cwd=cwd)
@@ -251,8 +253,9 @@ def _answer_shown(answer: TeacherAction, verdict: str) -> dict[str, Any]:
             for call, told in zip(look.action["tool_calls"], look.answers, strict=True)
             for part in (call_shown(call["function"]), ["tool", cut(told.text)])
         ]
-    if answer.action is None:
+    if answer.action is None or verdict == "looked":
         shown["why"] = cut(answer.error_message or answer.error_code or "no answer")
+    if answer.action is None:
         return shown
     if text := answer.action.get("content"):
         shown["parts"].append(["assistant", cut(text)])

@@ -130,7 +130,7 @@ def test_the_pipeline_asks_on_and_keeps_every_step(tmp_path, work):
             answers.setdefault(f"{step}+1", {})[spec.model] = state["student_action"]
     with TeacherServer(answers) as server:
         teachers = [spec.model_dump(exclude_unset=True) for spec in server.teachers()]
-        settings = {"teachers": teachers, "gates": []}
+        settings = {"teachers": teachers, "gates": [], "looks_share": 9}
         pipeline, batch = opened(tmp_path, work, **settings)
         report = pipeline.replay(batch).report
         assert report["n_sent"] == server.bill().n_charged == 2 * len(answers) // 2 * 3
@@ -146,11 +146,16 @@ def test_the_pipeline_asks_on_and_keeps_every_step(tmp_path, work):
         ]
         assert all(each["looks"] for each in answers["answers"][state_id])
         once = {**settings, "max_looks": 0}
-        none = opened(tmp_path, work, **once)[0].replay(batch).report
+        unasked = opened(tmp_path, work, **once)[0]
+        none = unasked.replay(batch).report
+        write_page_of(unasked, tmp_path / "unasked")
     rows = pipeline.root.read("teacher_actions", batch).to_pylist()
     assert report["errors"] == {}
     assert none["only_looked"] == {"still_looking": len(rows)}
     assert not none["n_sent"]
+    shown = data_of(tmp_path / "unasked")
+    [answers] = [value for name, value in shown.items() if "answers-" in name]
+    assert {each["verdict"] for each in answers["answers"][state_id]} == {"looked"}
     assert len(rows) == 3 * len(states)
 
 

@@ -268,15 +268,16 @@ function difference(before, after) {
   return shown;
 }
 
-const VERDICTS = { same: "the same action", equal: "an equal action", other: "another action", invalid: "no action that can run", failed: "no answer" };
+const VERDICTS = { same: "the same action", equal: "an equal action", other: "another action", invalid: "no action that can run", failed: "no answer", looked: "only looked, so it has no vote" };
 
 function answersShown(answers) {
   const alike = answers.filter((each) => each.verdict === "same" || each.verdict === "equal").length;
-  const made = element("details", "answers", element("summary", "", element("b", "", "Teachers"), ` ${alike} of ${answers.length} would have done the same`));
+  const acted = answers.filter((each) => each.verdict !== "looked").length;
+  const made = element("details", "answers", element("summary", "", element("b", "", "Teachers"), ` ${alike} of ${acted} would have done the same`));
   for (const each of answers) {
     made.append(element("h3", each.verdict, `${each.teacher}: ${VERDICTS[each.verdict]} · ${fine(each.usd)} · ${each.latency_s} s`));
     if (each.looks) {
-      const first = element("details", "answers", element("summary", "", `looked first: ${several(each.looks.length / 2, "call")}`));
+      const first = element("details", "first", element("summary", "", `looked or kept notes first: ${several(each.looks.length / 2, "call")}`));
       for (const part of each.looks) first.append(partShown(part, []));
       made.append(first);
     }

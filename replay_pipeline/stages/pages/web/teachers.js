@@ -41,7 +41,7 @@ async function showTeachers(main) {
     ["answers", (t) => number.format(t.n), "n"],
     ["interval", (t) => `${Math.round(100 * t.interval[0])}–${Math.round(100 * t.interval[1])} %`, "n"],
     ["same", (t) => number.format(t.n_same), "n"], ["equal", (t) => number.format(t.n_equal), "n"],
-    ["another", (t) => number.format(t.n_other), "n"], ["no action", (t) => number.format(t.n_invalid + t.n_failed), "n"],
+    ["another", (t) => number.format(t.n_other), "n"], ["no action", (t) => number.format(t.n_invalid + t.n_failed + t.n_looked), "n"],
     ["right, by the votes", (t) => percent(t.accuracy), "n"],
     ["median s", (t) => t.latency_s_median ?? "–", "n"], ["95 % s", (t) => t.latency_s_p95 ?? "–", "n"],
   ], teachers, "Models by how often they did what the agent did")));
