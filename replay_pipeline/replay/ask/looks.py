@@ -8,7 +8,7 @@ What is asked after looks may cost a share of what first steps cost. So teachers
 a round are answered. Who goes on depends on these answers alone, not on the order in which they came.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -171,7 +171,8 @@ class Looks:
     def _left(self, rows: Iterable[TeacherAction]) -> tuple[float, dict[str, float]]:
         """Return what looks may still cost, and what a token of a prompt costs each teacher, looks or else all."""
         first_usd = looks_usd = 0.0
-        usd, tokens = Counter[tuple[str, bool]](), Counter[tuple[str, bool]]()
+        usd: dict[tuple[str, bool], float] = defaultdict(float)
+        tokens = Counter[tuple[str, bool]]()
         firsts = ((row.looks[0] if row.looks else row, row) for row in rows)
         # The same request at another state costs nothing.
         for first, row in {first.request_sha: (first, row) for first, row in firsts}.values():
