@@ -23,8 +23,11 @@ IDS = [state["state_id"] for state in STATES]
 N_LOOKS = {state_id: number % 4 for number, state_id in enumerate(IDS)}
 
 
+LOOKS = {"looks": answer_looks, "looks_share": 9}
+
+
 def ask(teachers, usd, ledger, *, states=STATES, **options):
-    options = {"looks": answer_looks, "looks_share": 9, "retry": QUICK} | options
+    options = LOOKS | {"retry": QUICK} | options
     return replay_in_thread(states, teachers, max_total_usd=usd, ledger=ledger, **options)
 
 
@@ -230,10 +233,12 @@ def test_the_estimate_knows_how_often_teachers_look_and_learns_it(server, teache
     for state in other:
         state["messages"] = [{"role": "user", "content": "Other. " * 3_500}, *state["messages"]]
     plain = estimate(other, teachers, ledger=tmp_path / "l")
-    before = estimate(other, teachers, looks=answer_looks)
-    after = estimate(other, teachers, ledger=tmp_path / "l", looks=answer_looks)
-    assert plain.expected_usd < before.expected_usd < after.expected_usd
-    assert estimate(STATES, teachers, ledger=tmp_path / "l", looks=answer_looks).n_calls == 0
+    before = estimate(other, teachers, **LOOKS)
+    after = estimate(other, teachers, ledger=tmp_path / "l", **LOOKS)
+    told = [each.teachers[0].n_completion_tokens for each in (plain, before, after)]
+    assert told[0] < told[1] < told[2]
+    assert plain.expected_usd < after.expected_usd
+    assert estimate(STATES, teachers, ledger=tmp_path / "l", **LOOKS).n_calls == 0
     answers = looking(
         (state["state_id"] for state in other), MODEL, {f"x{k}": n for k, n in N_LOOKS.items()}
     )
