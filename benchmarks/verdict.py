@@ -209,6 +209,9 @@ def on_one_harness(folder: Path) -> Iterator[str]:
 _PLANTED = {"better": 0.95, "equal": 0.85, "worse": 0.50}
 _AGENT, _OF_PANEL = 0.85, 0.75
 _WORLD = "mistralai", "deepseek", "qwen", "z-ai"
+_AGENT_PRICE = 5.0, 25.0
+"""What the agent costs when it is asked again, in dollars per million tokens read and written. The others cost 0.40 and
+1.60, and 0.04 from their cache."""
 
 
 def planted(sessions: Path, n: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -232,7 +235,12 @@ def planted(sessions: Path, n: int, seed: int) -> Iterator[dict[str, Any]]:
             right = own if rng.random() < _AGENT else other()
             for vendor, p in zip(_WORLD, (_PLANTED[kind], *[_OF_PANEL] * 3), strict=True):
                 at[f"{vendor}/{world}"] = right if rng.random() < p else other()
-    with tempfile.TemporaryDirectory() as folder, TeacherServer(answers) as server:
+    agents = {model for at in answers.values() for model in at if model.split("/")[0] not in _WORLD}
+    prices = dict.fromkeys(agents, _AGENT_PRICE)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        TeacherServer(answers, prices=prices) as server,
+    ):
         reached = {"base_url": server.base_url, "dialect": "openrouter"}
         for world, kind in kinds:
             panel = [
@@ -250,10 +258,22 @@ def planted(sessions: Path, n: int, seed: int) -> Iterator[dict[str, Any]]:
             before = time.process_time()
             found = verdict_run(project, f"mistralai/{world}", max_total_usd=2.0).report
             seconds = time.process_time() - before
-            yield {"kind": kind, "cpu_s": round(seconds, 1)} | {
-                name: found[name]
-                for name in ("answer", "n", "difference", "low", "high", "spent_usd")
-            }
+            yield (
+                {"kind": kind, "cpu_s": round(seconds, 1)}
+                | {
+                    name: found[name]
+                    for name in (
+                        "answer",
+                        "n",
+                        "difference",
+                        "low",
+                        "high",
+                        "usd_per_decision",
+                        "spent_usd",
+                    )
+                }
+                | {"ended": found["ended"], "n_again": (found["again"] or {}).get("n", 0)}
+            )
 
 
 def main() -> None:

@@ -329,11 +329,11 @@ def show_verdict(report: Report) -> None:
             f"{each['n']:,}",
             f"{100 * each['difference']:+.0f}",
             f"{100 * each['low']:+.0f} to {100 * each['high']:+.0f}",
-            {"could": "the model", "could not": "the agent"}.get(each["answer"], "not known yet"),
+            each["who"],
         )
         for each in report["by_kind"]
     ]
-    headings = ("kind of work", "decisions", "right of 100", "95 %", "who could do it")
+    headings = ("kind of work", "decisions", "right of 100", "90 %", "who should do it")
     _draw(f"{report['model']} beside {report['than']}", headings, rows)
     if again := report["again"]:
         say(

@@ -147,8 +147,8 @@ def verdict(
 ) -> None:
     """Judge whether MODEL could have done the work of the model that wrote your sessions, and for how much.
 
-    It asks MODEL, a panel of teachers, and the agent itself at decisions of your sessions that are drawn once, and stops
-    when the answer is known. The exit code is 0 if it could have done the work, 3 if not, and 4 if that can't be told
+    It asks MODEL at decisions of your sessions that are drawn once, and a panel of teachers where MODEL does something else,
+    and stops when the answer is known. Money that is left asks the agent's own model again. The exit code is 0 if it could have done the work, 3 if not, and 4 if that can't be told
     yet. Without MODEL, it shows what the answers and the results of your sessions tell already. That is free.
     """
     from replay_pipeline.stages.budget import verdict as verdicts

@@ -1,31 +1,34 @@
 """Could one model have done another one's work? By how both differ from a panel of others.
 
-Nobody scored the work, so each answer is scored by a panel: how many of it took the same action, how many
-agree on another one, and what the answer differs in from these. How likely such an answer is right was learned where
-it is known, from real models' answers that were scored (`verdict.toml`, made by `benchmarks/verdict.py --learn`).
+Nobody scored the work. Where two models take the same action, neither is ahead. Elsewhere a panel scores both: how many of
+it took the same action, how many agree on another one, and what the answer differs in from these. How likely such an
+answer is right was learned where it is known, from real models' answers that were scored (`verdict.toml`, made by
+`benchmarks/verdict.py --learn`). Commands and edits of coding agents were never scored, so there the votes alone count.
 Where an action was tried, that tells more: two with the same effect are alike, one that its tool refuses or that breaks
 the project's check is wrong, and one that makes the check pass is right.
-The mean difference of two models' scores, stretched for panels that seldom agree, estimates the difference of
-their shares of right answers. Its interval has two parts: chance, by an asymptotic confidence sequence that holds
-however often one looks (Waudby-Smith et al. 2024, "Time-uniform central limit theory and asymptotic confidence
-sequences"), and what such scores are wrong by, however many there are (`SYSTEMATIC`).
+A panel that is right in a share q of the decisions agrees with a right action q times as often, and with itself in q² of the
+pairs: so the mean difference of two models' scores, over the root of that agreement, estimates the difference of their
+shares of right answers. Its interval has two parts: chance, by a boundary that holds however often one looks (Howard et al.
+2020, "Time-uniform Chernoff bounds via nonnegative supermartingales"; with a known effect it is Wald's sequential test),
+and what such scores are wrong by, however many there are (`SYSTEMATIC`). Decisions of one run count by how alike they are.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import combinations
-from statistics import fmean, pvariance
+from statistics import NormalDist, fmean, pvariance
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from replay_pipeline.actions import Action, agreement_level, agrees_at
 from replay_pipeline.actions.difference import difference
+from replay_pipeline.actions.tools import SPECS
 from replay_pipeline.judge.belief import SUREST
-from replay_pipeline.judge.precision import Z
 from replay_pipeline.types import Message, Tool, Trial
 
 MARGIN = 0.10
@@ -33,34 +36,36 @@ MARGIN = 0.10
 FEWEST = 30
 """Fewer decisions settle nothing."""
 USUAL = 150
-"""The number of decisions at which the confidence sequence is tightest."""
-SYSTEMATIC = 0.025
-"""Standard deviation of what scores by a panel are wrong by, for a panel that agrees as often as `_AGREEING`."""
-_AGREEING, _LEAST_AGREEING = 0.75, 0.30
-"""How often two of a panel agree where its scores are as far apart as the truth, and the least that is believed."""
+"""The number of decisions at which the interval is tightest."""
+SYSTEMATIC = 0.02
+"""Standard deviation of what scores by a panel that always agrees are wrong by, between models that differ by at most
+.15: .017 to .020 on the answers of `benchmarks/verdict.py`."""
+_LEAST_AGREEING = 0.1
+"""The least agreement of a panel that is believed: below, nothing is told."""
 _ALPHA = 0.05
+"""How often the truth may lie below an interval, and how often above."""
+_Z = NormalDist().inv_cdf(1 - _ALPHA)
 
 Answer = Literal["could", "could not", "can't tell"]
 
 
 class Scored(NamedTuple):
-    """A decision: how likely the candidate and the agent were right, and how much of the panel agrees."""
+    """A decision: how much likelier the candidate was right than the agent, and how much of the panel agrees."""
 
-    candidate: float
-    agent: float
-    agreeing: float | None
-    """Share of the pairs of the panel that took the same action; None for a panel of one."""
+    gain: float | None
+    """None where they differ and too few of the panel answered to say."""
+    agreeing: float | None = None
+    """Share of the pairs of the panel that took the same action; None where fewer than two were asked."""
     is_valid: bool = True
     """Whether the candidate's answer can be carried out."""
     only_speaks: bool | None = None
     """Whether the candidate only spoke where the agent acted; None where the agent spoke."""
     is_tried: bool = False
     """Whether execution decided about one of them, or both."""
-
-    @property
-    def gain(self) -> float:
-        """Return how much likelier the candidate was right."""
-        return self.candidate - self.agent
+    differs: bool = True
+    """Whether the two did different things."""
+    run: str | None = None
+    """Decisions of one run were drawn together, so they tell less than as many drawn apart. None is a run of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class Verdict:
     """The candidate's share of right answers less the agent's."""
     low: float
     high: float
-    """95 % interval of `difference`, at any number of decisions at which one looks."""
+    """90 % interval of `difference`, at any number of decisions at which one looks."""
     n_more: int | None
     """Further decisions after which it could be told if nothing changes. None if that is now, or never."""
     unfit: str | None = None
@@ -103,9 +108,9 @@ def features(
     groups: list[list[Action]] = []
     n_same = 0
     for each in panel:
-        if _is_same(answer, each):
+        if is_same(answer, each):
             n_same += 1
-        elif group := next((group for group in groups if _is_same(group[0], each)), None):
+        elif group := next((group for group in groups if is_same(group[0], each)), None):
             group.append(each)
         else:
             groups.append([each])
@@ -126,7 +131,10 @@ def _part(n: int, panel: Sequence[Action]) -> str:
     return "most" if 2 * n > len(panel) else "some"
 
 
-def _is_same(one: Action, other: Action) -> bool:
+def is_same(one: Action, other: Action) -> bool:
+    """Return whether two actions do the same. Two that end the turn do: nobody can score their words."""
+    if one.is_valid and other.is_valid and not one.calls and not other.calls:
+        return True
     return agrees_at("effect", agreement_level(one, other))
 
 
@@ -139,44 +147,56 @@ def p_right(held: Mapping[str, float], coefficients: Mapping[str, float] | None 
 def judged(
     candidate: Action,
     agent: Action,
-    panel: Sequence[Action],
+    panel: Sequence[Action] | None = None,
     tools: Sequence[Tool] = (),
     messages: Sequence[Message] = (),
     *,
     coefficients: Mapping[str, float] | None = None,
     tried: Mapping[str, Trial] | None = None,
+    run: str | None = None,
 ) -> Scored:
     """Score the answers of two models at one state by the answers of others.
 
     Args:
         candidate: the candidate's action; an invalid one is an answer, too.
         agent: the agent's.
-        panel: valid actions of other models, at least one.
+        panel: valid actions of other models. None if too few answered.
         tools: the tools of the state.
         messages: its prompt.
         coefficients: by which `p_right` goes.
         tried: results of executing actions at the state, by their rendered text.
+        run: the run of decisions that this one was drawn with.
     """
-    scores = [
-        p_right(features(each, panel, tools, messages), coefficients)
-        if each.is_valid
-        else 1 - SUREST
-        for each in (candidate, agent)
-    ]
-    trials = [
-        (tried or {}).get(each.render()) if each.is_valid else None for each in (candidate, agent)
-    ]
-    told = [_told(trial) for trial in trials]
-    scores = [score if known is None else known for score, known in zip(scores, told, strict=True)]
-    effects = {trial.effect if trial is not None else None for trial in trials}
-    has_one_effect = len(effects) == 1 and None not in effects
-    if has_one_effect or _is_same(candidate, agent):
-        scores[0] = scores[1]
-    pairs = [_is_same(one, other) for one, other in combinations(panel, 2)]
     speaks = candidate.is_valid and not candidate.calls if agent.calls else None
-    is_tried = has_one_effect or told != [None, None]
-    agreeing = fmean(pairs) if pairs else None
-    return Scored(scores[0], scores[1], agreeing, candidate.is_valid, speaks, is_tried)
+    if is_same(candidate, agent):
+        return Scored(0.0, only_speaks=speaks, differs=False, run=run)
+    found = [_trial(each, tried) for each in (candidate, agent)]
+    effects = {trial.effect if trial is not None else None for trial in found}
+    if len(effects) == 1 and None not in effects:
+        return Scored(0.0, only_speaks=speaks, is_tried=True, run=run)
+    if panel is None:
+        return Scored(None, None, candidate.is_valid, speaks, run=run)
+    was_scored = not any(
+        call.name in SPECS for each in (candidate, agent, *panel) for call in each.calls
+    )
+    scores = []
+    for each, trial in zip((candidate, agent), found, strict=True):
+        if (told := _told(trial)) is not None:
+            scores.append(told)
+        elif not each.is_valid:
+            scores.append(1 - SUREST)
+        elif was_scored:
+            scores.append(p_right(features(each, panel, tools, messages), coefficients))
+        else:
+            scores.append(fmean(is_same(each, other) for other in panel) if panel else 0.5)
+    pairs = [is_same(one, other) for one, other in combinations(panel, 2)]
+    is_tried = any(_told(trial) is not None for trial in found)
+    gain, agreeing = scores[0] - scores[1], fmean(pairs) if pairs else None
+    return Scored(gain, agreeing, candidate.is_valid, speaks, is_tried, run=run)
+
+
+def _trial(action: Action, tried: Mapping[str, Trial] | None) -> Trial | None:
+    return (tried or {}).get(action.render()) if action.is_valid else None
 
 
 def _told(trial: Trial | None) -> float | None:
@@ -186,26 +206,31 @@ def _told(trial: Trial | None) -> float | None:
     return SUREST if trial.check == "fixed" else 1 - SUREST
 
 
-def verdict(decisions: Iterable[Scored], *, margin: float = MARGIN) -> Verdict:
+def verdict(decisions: Iterable[Scored], *, margin: float = MARGIN, usual: int = USUAL) -> Verdict:
     """Compare two models over decisions.
 
     Args:
         decisions: what was judged, in the order of asking.
         margin: how much lower the candidate's share of right answers may be.
+        usual: the number of decisions at which the interval is to be tightest.
     """
     found = list(decisions)
-    gains = [each.gain for each in found]
-    n = len(found)
-    if n < 2:
-        return Verdict("can't tell", n, 0.0, -1.0, 1.0, FEWEST - n)
+    n, n_apart = len(found), sum(each.differs for each in found)
+    known = [each.gain for each in found if each.differs and each.gain is not None]
+    if n < 2 or (n_apart and not known):
+        return Verdict("can't tell", n, 0.0, -1.0, 1.0, max(0, FEWEST - n) or None)
     agreeing = [each.agreeing for each in found if each.agreeing is not None]
-    stretch = _AGREEING / max(_LEAST_AGREEING, fmean(agreeing) if agreeing else 0.0)
+    # A panel that was asked nowhere has seen no difference to stretch.
+    stretch = 1 / math.sqrt(max(_LEAST_AGREEING, fmean(agreeing))) if agreeing else 1.0
+    # Where the panel didn't answer, the gain is what it is on average where they differ, which is known that less well.
+    usually, sd = (fmean(known), stretch * n_apart / len(known)) if known else (0.0, 1.0)
+    gains = [usually if each.gain is None else each.gain for each in found]
     mean = max(-1.0, min(1.0, stretch * fmean(gains)))
-    sd = stretch * math.sqrt(pvariance(gains))
+    sd *= math.sqrt(_variance(gains, [each.run for each in found]))
 
     def half(n: int) -> float:
         # One part of a decision of which nobody has seen an error: no sample is without chance.
-        return math.hypot(max(sd, 1 / n) * _time_uniform(n), Z * SYSTEMATIC * stretch)
+        return math.hypot(max(sd, 1 / n) * _time_uniform(n, usual), _Z * SYSTEMATIC * stretch)
 
     low, high = max(-1.0, mean - half(n)), min(1.0, mean + half(n))
     answer: Answer = "can't tell"
@@ -232,9 +257,18 @@ def _unfit(found: Sequence[Scored]) -> str | None:
     return None
 
 
-def _time_uniform(n: int) -> float:
-    """Return the half width of a confidence sequence after `n` values of variance one."""
-    least = -2 * math.log(_ALPHA)
-    rho = (least + math.log(least) + 1) / USUAL
-    grown = n * rho + 1
-    return math.sqrt(2 * grown / (n * n * rho) * math.log(math.sqrt(grown) / _ALPHA))
+def _variance(gains: Sequence[float], run_of: Sequence[str | None]) -> float:
+    """Return the variance of a decision's gain, times what decisions of one run are alike (a design effect)."""
+    mean, alone = fmean(gains), pvariance(gains)
+    runs: dict[object, float] = defaultdict(float)
+    for number, (gain, run) in enumerate(zip(gains, run_of, strict=True)):
+        runs[number if run is None else run] += gain - mean
+    if len(runs) < 2:
+        return alone
+    together = math.fsum(total**2 for total in runs.values()) / len(gains)
+    return max(alone, together * len(runs) / (len(runs) - 1))
+
+
+def _time_uniform(n: int, usual: int = USUAL) -> float:
+    """Return the half width after `n` values of variance one, by the line that is lowest at `usual`."""
+    return math.sqrt(-math.log(_ALPHA) / 2) * (math.sqrt(usual) / n + 1 / math.sqrt(usual))

@@ -12,7 +12,7 @@ from replay_pipeline.errors import ConfigError, PriceError
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.replay import openrouter_name
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.budget.verdict import instructed, models_of
+from replay_pipeline.stages.budget.verdict import cohort_of, instructed, models_of
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import TeacherSpec
@@ -83,8 +83,8 @@ def ask(root, model, *more):
 def test_an_equal_model_could_a_worse_one_and_one_that_only_talks_could_not(root):
     found, equal = ask(root, "moonshotai/equal")
     assert (found.exit_code, equal["answer"]) == (0, "could"), found.output
-    assert "moonshotai/equal could have done your Edit" in equal["words"]
-    assert "as many right as claude-sonnet" in equal["words"]
+    assert "moonshotai/equal could have done your work for $" in equal["words"]
+    assert "as many of 100 decisions right as claude-sonnet" in equal["words"]
     assert "per 100 decisions" in equal["words"]
     found, worse = ask(root, "mistralai/worse")
     assert (found.exit_code, worse["answer"]) == (3, "could not")
@@ -105,6 +105,19 @@ def test_what_was_paid_is_not_paid_again_and_no_budget_is_passed(root):
     assert (found.exit_code, poor["answer"]) == (4, "can't tell")
     assert 0 < poor["spent_usd"] <= 0.05
     assert "the money was spent" in poor["ended"]
+
+
+def test_a_cohort_has_whole_runs_of_consecutive_decisions_and_the_others_follow(root):
+    project = Pipeline(Settings.load(data_dir=root))
+    agent, drawn, rest = cohort_of(project, than=None, cohort="runs", n_decisions=60)
+    again = cohort_of(project, than=agent, cohort="runs", n_decisions=150)
+    assert again == (agent, drawn, rest)  # the size is that of the first time
+    assert 40 <= sum(map(len, drawn)) <= 80
+    for run in (*drawn, *rest):
+        assert len({place.session_id for place in run}) == 1
+        assert [place.number for place in run] == sorted(place.number for place in run)
+    runs = [run[0].run for run in (*drawn, *rest)]
+    assert len(runs) == len(set(runs))  # none is torn
 
 
 def test_a_cohort_is_of_one_agent_and_a_panel_needs_two_other_makers(root):
@@ -181,6 +194,10 @@ def test_other_instructions_reach_the_model_alone_and_get_a_verdict_of_their_own
         made = session.assistant(calls=[ToolCall("Bash", {"command": f"make step-{number}"})])
         session.result(made.tool_use_ids[0], "done")
     session.assistant("Built.")
+    bare = SessionBuilder("bare", cwd="/home/mira/tide")
+    bare.user("Ship it.")
+    made = bare.assistant(calls=[ToolCall("Bash", {"command": "make step-0"})])
+    bare.result(made.tool_use_ids[0], "done")
 
     def reply(_, data):
         body = json.loads(data)
@@ -203,10 +220,10 @@ def test_other_instructions_reach_the_model_alone_and_get_a_verdict_of_their_own
         models = ("mistralai/m", "deepseek/d", "qwen/q")
         cheap = {"prompt": 1e-7, "completion": 2e-7}
         teachers = [server.teacher(name=each, model=each, price=cheap) for each in models]
-        path = session.write(tmp_path / "projects")
+        paths = [each.write(tmp_path / "projects") for each in (session, bare)]
         write_settings(
             tmp_path / "d",
-            ingest={"sources": [path]},
+            ingest={"sources": paths},
             replay={
                 "teachers": teachers,
                 "student": server.teacher(name="student"),
@@ -221,8 +238,12 @@ def test_other_instructions_reach_the_model_alone_and_get_a_verdict_of_their_own
         bodies = [*map(json.loads, server.bodies)]
     assert (found.exit_code, told["answer"]) == (3, "could not"), found.output
     assert "with these instructions could not" in told["words"]
-    assert {body["model"] for body in bodies[n_before:]} == {models[0]}  # the panel was paid before
-    for body in bodies:
-        is_told = "Never run make." in json.dumps(body["messages"])
-        assert is_told == (body in bodies[n_before:])
-        assert is_told != ("Run make after each step." in json.dumps(body["messages"]))
+    for number, body in enumerate(bodies):
+        prompt = json.dumps(body["messages"])
+        is_told = "Never run make." in prompt
+        assert is_told == (number >= n_before and body["model"] == models[0])
+        # A prompt that shows no CLAUDE.md says nothing of another one, so nobody is asked there again.
+        assert is_told != (("Run make after each step." in prompt) or "Ship it." in prompt)
+    # Nobody is asked who was right where the model did what the agent did: everywhere but at the end.
+    n_panel = sum(body["model"] in models[1:] for body in bodies[:n_before])
+    assert n_panel == 2 < sum(body["model"] in models[1:] for body in bodies[n_before:])

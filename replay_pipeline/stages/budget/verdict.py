@@ -1,12 +1,15 @@
 """Ask a model at fixed decisions of one's own sessions, and say whether it could have done the work.
 
-The decisions are drawn once, in proportion to kinds of work and projects, and kept under a name: the next model
-meets the same ones. Each is put to the model and to a panel of teachers of other makers, and some to the model that
-wrote the sessions, whose difference from itself is the best that any model can reach. Asking ends when
-the answer is known, or with the money: if the decisions don't tell, further ones join them.
+The decisions are drawn once, evenly over all conversations, and kept under a name: the next model meets the same ones.
+They are drawn in runs of consecutive ones, since a long prompt costs a tenth once the provider has the one before.
+Where the model doesn't do what the agent did, a panel of teachers of other makers is asked, too. Asking ends when the
+answer is known, or with the money: if the decisions don't tell, further ones join them. Some of what is left then asks the
+model that wrote the sessions, whose difference from itself is the best that any model can reach.
 """
 
+import contextlib
 import hashlib
+import math
 import re
 import time
 from collections import Counter, defaultdict
@@ -21,7 +24,16 @@ from replay_pipeline.actions import Action, canonical_action
 from replay_pipeline.actions.votes import read_answer
 from replay_pipeline.errors import ConfigError, PriceError
 from replay_pipeline.judge.vain import IN_VAIN, looked_in_vain
-from replay_pipeline.judge.verdict import MARGIN, USUAL, Scored, judged, verdict
+from replay_pipeline.judge.verdict import (
+    FEWEST,
+    MARGIN,
+    USUAL,
+    Scored,
+    Verdict,
+    is_same,
+    judged,
+    verdict,
+)
 from replay_pipeline.replay import Estimate, estimate, openrouter_name, replay_in_thread
 from replay_pipeline.replay.ask.looks import ANY_SHARE
 from replay_pipeline.replay.dialects.replies import MALFORMED
@@ -33,14 +45,21 @@ from replay_pipeline.stages.replay import accounts, who_answers_looks
 from replay_pipeline.stages.work.trials import Trials, try_batch
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState, Trial, family_of_model
 
-_PORTION = 15
-"""Decisions that are asked before one looks whether the answer is known."""
+_RUN = 16
+"""Most consecutive decisions that are drawn together. On 89 conversations with prompts of 43,000 tokens, a decision costs
+3.2 cents alone and 0.9 in such runs; where mistakes of one run are alike by .05, as there, none tell more for the money."""
+_PORTION = 30
+"""Decisions that are asked, in whole runs, before one looks whether the answer is known."""
 _AGAIN = 5
 """One in so many decisions is put to the agent's own model again."""
+_CEILING_SHARE = 0.25
+"""The most that this may take of the money."""
 _MOST_PANEL = 3
-_MOST_OVER = 2.0
-"""Further decisions are asked if so many times the money that is left should tell: they may tell sooner."""
 _FEWEST_OF_KIND = 10
+_OTHER_KINDS = "other kinds"
+"""What decisions are called of whose kind there are fewer."""
+_WHO = {"could": "the model", "could not": "the agent", "can't tell": "not known yet"}
+"""Who should do work of a kind that isn't known to differ from the whole."""
 _INSTRUCTIONS = re.compile(
     r"(Contents of \S*CLAUDE\.md \(project instructions[^)]*\):\n\n).*?"
     r"(?=\n+(?:Contents of \S|# currentDate\b|\s*IMPORTANT: this context)|\Z)",
@@ -59,19 +78,21 @@ class _Place(NamedTuple):
     turn_idx: int
     model: str
     kind: str
+    run: str = ""
+    """The run of consecutive decisions that it is drawn with."""
 
 
 @dataclass(slots=True)
-class _Answers:
-    """What the answers to the decisions of a cohort tell."""
+class _Tally:
+    """What the answers of a model to the decisions of a cohort tell."""
 
     found: list[tuple[str, Scored]] = field(default_factory=list)
     """The kind of each judged decision, and what was judged."""
-    again: list[Scored] = field(default_factory=list)
-    """The agent's own model, asked again, in the candidate's place."""
     counts: Counter[str] = field(default_factory=Counter)
-    usd: list[float] = field(default_factory=list)
-    agent_usd: list[float] = field(default_factory=list)
+    """Decisions that were not judged, by the reason."""
+    usd: dict[str, float] = field(default_factory=dict)
+    """What the model's answer to each judged decision cost."""
+    spent_usd: float = 0.0
 
 
 def verdict_run(
@@ -101,61 +122,68 @@ def verdict_run(
         A receipt whose report has the sentence as `words`, the figures, and the verdict by kind of work.
 
     Raises:
-        ConfigError: there are no decisions of `than`, or too few teachers of other makers.
+        ConfigError: there are no decisions of `than`, or none whose prompt has a place for the instructions, or too few
+            teachers of other makers.
         PriceError: a price is not known. Nothing was paid.
     """
     started = time.perf_counter()
     agent, drawn, rest = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
-    places = [*drawn, *rest]
     if tell is not None:
         for words in _prior_words(project, model, agent):
             tell(words)
-    tally = _Answers()
-    spent, ended = 0.0, "all decisions were asked"
+    tally, again, asked, portion = _Tally(), _Tally(), list[_Place](), list[_Place]()
+    n_asked, ended = 0, "all decisions were asked"
     with project.teachers(project.root.batches("states")) as teachers:
         candidate, panel = models_of(project, teachers, model, agent)
-        asks_again = project.settings.played is None
-        costs = _agent_costs(project, places)
-        for start in range(0, len(places), _PORTION):
-            portion = sorted(places[start : start + _PORTION])
-            # First, since it may find that the instructions have no place.
-            answers, paid, is_over = _ask(
-                project, portion, [candidate], max_total_usd - spent, instructions
+        for n_asked, run in enumerate([*drawn, *rest], 1):
+            portion += run if instructions is None else _with_place(project, run)
+            if not portion or (len(portion) < _PORTION and n_asked < len(drawn) + len(rest)):
+                continue
+            left_usd = max_total_usd - tally.spent_usd
+            is_over = _ask_and_judge(
+                project, sorted(portion), candidate, panel, left_usd, tally, instructions
             )
-            spent += paid
-            others, paid, is_out = _ask(project, portion, panel, max_total_usd - spent)
-            answers, spent, is_over = answers | others, spent + paid, is_over or is_out
-            if asks_again:
-                again, paid, asks_again = _ask_again(
-                    project, places[start : start + _PORTION : _AGAIN], agent, max_total_usd - spent
-                )
-                answers |= again
-                spent += paid
-            _judge(project, portion, candidate, panel, answers, tally, costs)
+            asked, portion = asked + portion, []
             if is_over:
                 ended = "the money was spent"
                 break
-            found = verdict(each for _, each in tally.found)
+            found, _ = told_of(tally.found)
             if found.answer != "can't tell":
                 ended = "the answer was known"
                 break
-            n_asked = start + len(portion)
-            worth_usd = _MOST_OVER * (max_total_usd - spent)
-            is_in_reach = found.n_more and found.n_more * spent / n_asked <= worth_usd
-            if n_asked >= len(drawn) and not is_in_reach:
-                ended = "the money left would hardly tell"
-                break
-    asked = places[: start + len(portion)] if places else []
-    if len(asked) > len(drawn):
-        _keep(project, cohort, agent, asked)
-    report = _report(candidate, tally) | {
+        if not asked:
+            raise ConfigError(
+                "no prompt of these decisions shows a CLAUDE.md of the project, so other instructions have no place"
+            )
+        costs = _agent_costs(project, asked)
+        if project.settings.played is None:
+            model_again = openrouter_name(agent)
+            itself = _asked_as(project, f"control:{model_again}", model_again)
+            # Its prices may be many times the others', so it gets short prompts, as many as its share pays.
+            worth_usd = min(max_total_usd - tally.spent_usd, _CEILING_SHARE * max_total_usd)
+            n_again = max(_FEWEST_OF_KIND, len(asked) // _AGAIN)
+            some, expected_usd = list[_Place](), 0.0
+            for place in sorted(asked, key=lambda place: place.turn_idx):
+                expected_usd += costs.get(place.state_id, 0.0)
+                if expected_usd > worth_usd or len(some) == n_again:
+                    break
+                some.append(place)
+            if len(some) >= _FEWEST_OF_KIND:
+                with contextlib.suppress(ConfigError, PriceError):
+                    _ask_and_judge(project, sorted(some), itself, panel, worth_usd, again)
+    spent = tally.spent_usd + again.spent_usd
+    if n_asked > len(drawn):
+        _keep(project, cohort, agent, [*drawn, *rest][:n_asked])
+    n_all = sum(map(len, drawn + rest))
+    report = _report(candidate, tally, again, costs) | {
         "has_instructions": instructions is not None,
         "cohort": cohort,
         "panel": [teacher.name for teacher in panel],
         "spent_usd": round(spent, 6),
         "unspent_usd": round(max_total_usd - spent, 6),
-        "usd_per_decision": spent / len(asked) if asked else None,
-        "ended": f"{ended} ({len(asked)} of {max(len(drawn), len(asked))} decisions)",
+        "usd_per_decision": tally.spent_usd / len(asked) if asked else None,
+        "n_left": n_all - len(asked),
+        "ended": f"{ended} ({len(asked)} of {max(sum(map(len, drawn)), len(asked))} decisions)",
         "is_play": project.settings.played is not None,
         "than": agent,
     }
@@ -179,8 +207,8 @@ def _name(cohort: str, model: str = "") -> str:
 
 def cohort_of(
     project: Project, *, than: str | None, cohort: str, n_decisions: int
-) -> tuple[str, list[_Place], list[_Place]]:
-    """Return who made the decisions of a cohort, these in the order of asking, and that model's others.
+) -> tuple[str, list[list[_Place]], list[list[_Place]]]:
+    """Return who made the decisions of a cohort, these by runs in the order of asking, and that model's other runs.
 
     A new cohort is drawn and kept. Decisions that are no longer there are left out.
 
@@ -189,53 +217,62 @@ def cohort_of(
     """
     places = list(_places(project))
     if kept := project.receipts.read("verdict", _name(cohort)):
-        if than and than != kept.report["than"]:
-            raise ConfigError(
-                f"the cohort {cohort!r} has decisions of {kept.report['than']}: name another one with --cohort"
-            )
-        known = {place.state_id: place for place in places}
         agent, named = kept.report["than"], kept.report["states"]
-        return agent, [known[s] for s in named if s in known], _others(places, agent, named)
-    by_model = Counter(place.model for place in places)
-    agent = than or max(by_model, key=lambda name: (by_model[name], name), default=None)
+        if than and than != agent:
+            raise ConfigError(
+                f"the cohort {cohort!r} has decisions of {agent}: name another one with --cohort"
+            )
+    else:
+        by_model = Counter(place.model for place in places)
+        agent = than or max(by_model, key=lambda name: (by_model[name], name), default=None)
+        if agent is None or not by_model[agent]:
+            wrote = ", ".join(name for name, _ in by_model.most_common(5)) or "nobody"
+            raise ConfigError(
+                f"no decision of {than or 'a model'} was found; these wrote some: {wrote}"
+            )
+        # Every so many of the runs: each project, time, and conversation gets its share.
+        runs = _by_run(place for place in places if place.model == agent)
+        n_runs = min(len(runs), math.ceil(n_decisions * len(runs) / by_model[agent]))
+        some = _shuffled(runs[number * len(runs) // n_runs] for number in range(n_runs))
+        named = _keep(project, cohort, agent, some)
+    order = {state_id: number for number, state_id in enumerate(named)}
     own = [place for place in places if place.model == agent]
-    if agent is None or not own:
-        wrote = ", ".join(name for name, _ in by_model.most_common(5)) or "nobody"
-        raise ConfigError(
-            f"no decision of {than or 'a model'} was found; these wrote some: {wrote}"
-        )
-    # Every so many of those that are sorted by kind: each kind and each session gets its share.
-    own.sort(key=lambda place: (place.kind, _hashed(place.session_id), place.turn_idx))
-    step = max(1.0, len(own) / n_decisions)
-    drawn = [own[int(number * step)] for number in range(min(n_decisions, len(own)))]
-    drawn.sort(key=lambda place: _hashed(place.state_id))
-    _keep(project, cohort, agent, drawn)
-    return agent, drawn, _others(own, agent, [place.state_id for place in drawn])
-
-
-def _keep(project: Project, cohort: str, agent: str, places: Sequence[_Place]) -> None:
-    """Keep which decisions a cohort has."""
-    report = {"than": agent, "states": [place.state_id for place in places]}
-    project.receipts.write(
-        Receipt(stage="verdict", batch=_name(cohort), version=1, report=report, seconds=0.0)
+    drawn = [place for place in own if place.state_id in order]
+    drawn.sort(key=lambda place: order[place.state_id])
+    return (
+        agent,
+        _by_run(drawn),
+        _shuffled(_by_run(place for place in own if place.state_id not in order)),
     )
 
 
-def _others(places: Iterable[_Place], agent: str, named: Iterable[str]) -> list[_Place]:
-    """Return a model's decisions that are not named, in an order that has nothing to do with them."""
-    left_out = set(named)
-    own = (place for place in places if place.model == agent and place.state_id not in left_out)
-    return sorted(own, key=lambda place: _hashed(place.state_id))
+def _keep(project: Project, cohort: str, agent: str, runs: Sequence[Sequence[_Place]]) -> list[str]:
+    """Keep which decisions a cohort has, and return them."""
+    states = [place.state_id for run in runs for place in run]
+    report = {"than": agent, "states": states}
+    project.receipts.write(
+        Receipt(stage="verdict", batch=_name(cohort), version=1, report=report, seconds=0.0)
+    )
+    return states
 
 
-def _hashed(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
+def _by_run(places: Iterable[_Place]) -> list[list[_Place]]:
+    """Return decisions by their runs, in the order of the first of each."""
+    runs: dict[str, list[_Place]] = defaultdict(list)
+    for place in places:
+        runs[place.run].append(place)
+    return list(runs.values())
+
+
+def _shuffled(runs: Iterable[list[_Place]]) -> list[list[_Place]]:
+    """Return runs in an order that has nothing to do with them, and is always the same."""
+    return sorted(runs, key=lambda run: hashlib.sha256(run[0].run.encode()).digest())
 
 
 def _places(project: Project) -> Iterator[_Place]:
     """Yield the decisions at which teachers are asked."""
     columns = ["state_id", "session_id", "turn_idx", "student_model", "action_tool_calls_json"]
-    number = 0
+    number, n_before = 0, Counter[tuple[str, str]]()
     for batch in project.root.batches("states"):
         rows = project.root.read("states", batch, columns=columns).to_pylist()
         for row, why in zip(rows, project.not_asked(batch), strict=True):
@@ -243,7 +280,9 @@ def _places(project: Project) -> Iterator[_Place]:
                 calls = msgspec.json.decode(row["action_tool_calls_json"] or "[]")
                 kind = calls[0]["function"]["name"] if calls else "answers"
                 state_id, session_id, turn_idx, model = (row[name] for name in columns[:4])
-                yield _Place(number, batch, state_id, session_id, turn_idx, model, kind)
+                run = f"{session_id} {n_before[session_id, model] // _RUN}"
+                n_before[session_id, model] += 1
+                yield _Place(number, batch, state_id, session_id, turn_idx, model, kind, run)
             number += 1
 
 
@@ -297,19 +336,10 @@ def _ask(
     max_usd: float,
     instructions: str | None = None,
 ) -> tuple[dict[tuple[str, str], TeacherAction], float, bool]:
-    """Ask at some decisions. Returns the answers by state and teacher, what was paid, and whether money ended.
-
-    Raises:
-        ConfigError: there are instructions, and none of the prompts has a place for them.
-    """
+    """Ask at some decisions. Returns the answers by state and teacher, what was paid, and whether money ended."""
     states = _states(project, places)
     if instructions is not None:
-        shown = list(states)
-        states = [instructed(state, instructions) for state in shown]
-        if states == shown:
-            raise ConfigError(
-                "no prompt of these decisions shows a CLAUDE.md of the project, so other instructions have no place"
-            )
+        states = [instructed(state, instructions) for state in states]
     batches = {place.batch for place in places}
     with who_answers_looks(project, batches) as looks:
         report = replay_in_thread(
@@ -351,17 +381,10 @@ def instructed(state: TraceState, instructions: str) -> TraceState:
     return {**state, "messages": messages}
 
 
-def _ask_again(
-    project: Project, places: Sequence[_Place], agent: str, max_usd: float
-) -> tuple[dict[tuple[str, str], TeacherAction], float, bool]:
-    """Ask the agent's own model again; the last value is whether that is possible."""
-    model = openrouter_name(agent)
-    spec = _asked_as(project, f"control:{model}", model)
-    try:
-        answers, paid, _ = _ask(project, sorted(places), [spec], max_usd)
-    except (ConfigError, PriceError):
-        return {}, 0.0, False
-    return {(state, "again"): each for (state, _), each in answers.items()}, paid, True
+def _with_place(project: Project, places: Sequence[_Place]) -> list[_Place]:
+    """Return the decisions whose prompts have a place for instructions."""
+    shown = zip(places, _states(project, places), strict=True)
+    return [place for place, state in shown if instructed(state, "") != state]
 
 
 def _agent_costs(project: Project, places: Sequence[_Place]) -> Mapping[str, float]:
@@ -381,53 +404,58 @@ def _agent_costs(project: Project, places: Sequence[_Place]) -> Mapping[str, flo
     return found
 
 
-def _judge(
+def _ask_and_judge(
     project: Project,
     places: Sequence[_Place],
-    candidate: TeacherSpec,
+    model: TeacherSpec,
     panel: Sequence[TeacherSpec],
-    answers: Mapping[tuple[str, str], TeacherAction],
-    tally: _Answers,
-    agent_usd: Mapping[str, float],
-) -> None:
-    """Judge the answers at some decisions, tried where the settings let actions be executed."""
-    states = _states(project, places)
-    trials: Trials = {}
-    for batch in {place.batch for place in places}:
-        own = {place.state_id for place in places if place.batch == batch}
-        trials |= try_batch(
-            project, batch, [a for a in answers.values() if a.state_id in own]
-        ).trials
-    for place, state in zip(places, states, strict=True):
-        own = answers.get((place.state_id, candidate.name))
-        if own is None:
-            tally.counts["not asked"] += 1
-            continue
-        others = [
-            action
-            for teacher in panel
-            if (row := answers.get((place.state_id, teacher.name))) is not None
-            and (action := _read(row, state)) is not None
-            and action.is_valid
-        ]
-        agent = canonical_action(state["student_action"], cwd=state.get("cwd"))
-        action = _read(own, state)
+    max_usd: float,
+    tally: _Tally,
+    instructions: str | None = None,
+) -> bool:
+    """Ask a model at some decisions and the panel where it does something else, and judge. Returns whether money ended.
+
+    Decisions are tried where the settings let actions be executed.
+    """
+    answers, paid, is_over = _ask(project, places, [model], max_usd, instructions)
+    read: dict[str, tuple[_Place, TraceState, Action, Action]] = {}
+    for place, state in zip(places, _states(project, places), strict=True):
+        own = answers.get((place.state_id, model.name))
+        action = _read(own, state) if own is not None else None
         if action is None:
-            tally.counts["failed"] += 1
+            tally.counts["failed" if own is not None else "not asked"] += 1
             continue
-        if len(others) < 2:
-            tally.counts["with too few answers of the panel"] += 1
-            continue
-        shown = state.get("tools") or (), state["messages"]
-        tried = _credible(trials.get(place.state_id), agent, state)
-        kind = IN_VAIN if looked_in_vain(state) else place.kind
-        tally.found.append((kind, judged(action, agent, others, *shown, tried=tried)))
-        tally.usd.append(own.cost_usd)
-        if (usd := agent_usd.get(place.state_id)) is not None:
-            tally.agent_usd.append(usd)
-        again = answers.get((place.state_id, "again"))
-        if again is not None and (repeated := _read(again, state)) is not None:
-            tally.again.append(judged(repeated, agent, others, *shown, tried=tried))
+        agent = canonical_action(state["student_action"], cwd=state.get("cwd"))
+        read[place.state_id] = place, state, action, agent
+    apart = [place for place, _, action, agent in read.values() if not is_same(action, agent)]
+    if apart:
+        others, paid_others, is_out = _ask(project, apart, panel, max_usd - paid)
+        answers, paid, is_over = answers | others, paid + paid_others, is_over or is_out
+    trials: Trials = {}
+    for batch in {place.batch for place in apart}:
+        named = {place.state_id for place in apart if place.batch == batch}
+        trials |= try_batch(
+            project, batch, [each for each in answers.values() if each.state_id in named]
+        ).trials
+    for state_id, (place, state, action, agent) in read.items():
+        rows = [answers.get((state_id, teacher.name)) for teacher in panel]
+        voted = [_read(row, state) for row in rows if row is not None]
+        told = [each for each in voted if each is not None]
+        scored = judged(
+            action,
+            agent,
+            [each for each in told if each.is_valid] if len(told) > 1 else None,
+            state.get("tools") or (),
+            state["messages"],
+            tried=_credible(trials.get(state_id), agent, state),
+            run=place.run,
+        )
+        tally.found.append((IN_VAIN if looked_in_vain(state) else place.kind, scored))
+        tally.usd[state_id] = answers[state_id, model.name].cost_usd
+        if scored.gain is None:
+            tally.counts["where they differ, with too few answers of the panel"] += 1
+    tally.spent_usd += paid
+    return is_over
 
 
 def _credible(
@@ -449,61 +477,103 @@ def _read(row: TeacherAction, state: TraceState) -> Action | None:
     return read_answer(row, cwd=state.get("cwd"), tools=state.get("tools"))
 
 
-def _report(candidate: TeacherSpec, tally: _Answers) -> dict[str, Any]:
-    """Return the figures of a verdict."""
+def _by_kind(found: Iterable[tuple[str, Scored]]) -> list[tuple[str, list[Scored]]]:
+    """Return what was judged by the kind of work, the most frequent first, and rare kinds together at the end."""
     kinds: dict[str, list[Scored]] = defaultdict(list)
-    for kind, each in tally.found:
+    for kind, each in found:
         kinds[kind].append(each)
-    by_kind = [
-        {"kind": kind, **asdict(verdict(found))}
-        for kind, found in sorted(kinds.items(), key=lambda each: (-len(each[1]), each[0]))
+    rare = [
+        each for of_kind in kinds.values() if len(of_kind) < _FEWEST_OF_KIND for each in of_kind
     ]
+    often = [pair for pair in kinds.items() if len(pair[1]) >= _FEWEST_OF_KIND]
+    often.sort(key=lambda pair: (-len(pair[1]), pair[0]))
+    return [*often, (_OTHER_KINDS, rare)] if rare else often
+
+
+def told_of(found: Sequence[tuple[str, Scored]]) -> tuple[Verdict, list[str]]:
+    """Return the verdict on some decisions, and the kinds of work to keep the agent for.
+
+    Such a kind is one at which the model is surely worse than it may be. If it could do the rest, and that is half of
+    the work or more, the verdict is on the rest.
+
+    Args:
+        found: the kind of each decision, and what was judged.
+    """
+    kinds = dict(_by_kind(found))
+    kept = [
+        kind
+        for kind, scored in kinds.items()
+        if kind != _OTHER_KINDS and verdict(scored, usual=len(scored)).high < -MARGIN
+    ]
+    whole = verdict(each for _, each in found)
+    rest = [each for kind, each in found if kind not in kept]
+    if whole.answer != "could" and not whole.unfit and 2 * len(rest) >= len(found):
+        without = verdict(rest)
+        if without.answer == "could":
+            return without, kept
+    return whole, kept
+
+
+def _report(
+    candidate: TeacherSpec, tally: _Tally, again: _Tally, agent_usd: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return the figures of a verdict."""
+    whole, kept = told_of(tally.found)
+    by_kind = []
+    for kind, scored in _by_kind(tally.found):
+        told = verdict(scored, usual=len(scored))
+        who = "the model" if told.answer == "could" else _WHO[whole.answer]
+        by_kind.append({"kind": kind, **asdict(told), "who": "the agent" if kind in kept else who})
+    itself = [each for _, each in again.found]
+    known = [agent_usd[each] for each in tally.usd if each in agent_usd]
     return {
         "model": candidate.model,
-        **asdict(verdict(each for _, each in tally.found)),
+        **asdict(whole),
         "margin": MARGIN,
         "by_kind": by_kind,
-        "again": asdict(verdict(tally.again)) if len(tally.again) > 1 else None,
+        "again": asdict(verdict(itself)) if len(itself) > 1 else None,
         "counts": dict(tally.counts),
         "n_tried": sum(each.is_tried for _, each in tally.found),
-        "usd_per_100": 100 * fmean(tally.usd) if tally.usd else None,
-        "agent_usd_per_100": 100 * fmean(tally.agent_usd) if tally.agent_usd else None,
+        "usd_per_100": 100 * fmean(tally.usd.values()) if tally.usd else None,
+        "agent_usd_per_100": 100 * fmean(known) if known else None,
     }
 
 
 def words_of(report: Mapping[str, Any]) -> str:
     """Return the verdict in a sentence or two: the model, what it costs, and what to keep the agent for."""
-    agent = report["than"]
+    agent = re.sub(r"-20\d{6}$", "", report["than"])  # the day of a snapshot tells a reader nothing
     name = report["model"] + (" with these instructions" if report["has_instructions"] else "")
-    kinds = [each for each in report["by_kind"] if each["n"] >= _FEWEST_OF_KIND]
-    well = _joined([each["kind"] for each in kinds if each["difference"] > -MARGIN])
-    badly = _joined([each["kind"] for each in kinds if each["difference"] <= -MARGIN])
-    new, old, costs = report["usd_per_100"], report["agent_usd_per_100"], ""
-    if new is not None and old:
-        costs = f" for ${new:.2f} instead of ${old:.2f} per 100 decisions ({100 * (new / old - 1):+.0f} %)"
     if report["unfit"]:
         return f"{name} could not have done your work: {report['unfit']}. Keep {agent}."
-    right = f"of 100 decisions it gets {of_100(report['difference'])} right than {agent}"
-    right = right.replace("as many right than", "as many right as")
+    kinds = [each for each in report["by_kind"] if each["kind"] != _OTHER_KINDS]
+    badly = _joined([each["kind"] for each in kinds if each["who"] == "the agent"])
+    well = _joined([each["kind"] for each in kinds if each["who"] == "the model"])
+    new, old, costs = report["usd_per_100"], report["agent_usd_per_100"], ""
+    if new is not None and old:
+        saved = f"{abs(100 * (new / old - 1)):.0f} % {'less' if new <= old else 'more'}"
+        costs = f" for ${new:.2f} instead of ${old:.2f} per 100 decisions ({saved})"
+    n = round(100 * report["difference"])
+    right = f"it gets {of_100(report['difference'])} of 100 decisions right {'than' if n else 'as'} {agent}"
     right += f" ({of_100(report['low'])} to {of_100(report['high'])})"
     if report["answer"] == "could":
         again = report["again"]
-        if again and again["n"] >= _FEWEST_OF_KIND and report["difference"] >= again["low"]:
+        if again and again["n"] >= FEWEST and report["difference"] >= again["low"]:
             right += ", no more than it differs from itself"
-        kept = f" Keep {agent} for {badly}." if badly else ""
-        return (
-            f"{name} could have done your {well + ' ' if well else ''}work{costs}: {right}.{kept}"
-        )
+        some, of_some = (f" except {badly}", "elsewhere, ") if badly else ("", "")
+        kept = f"Keep {agent} for {badly}" if badly else f"Nothing speaks for keeping {agent}"
+        return f"{name} could have done your work{some}{costs}: {of_some}{right}. {kept}."
     if report["answer"] == "could not":
-        able = f", but for {well}, where it comes near{costs}" if well and badly else ""
+        able = f" except for {well}, which {name} could do{costs}" if well else ""
         return f"{name} could not have done your work: {right}. Keep {agent}{able}."
-    more = report["n_more"]
-    further = "Further ones would hardly tell."
-    if more:
-        usd = more * (report["usd_per_decision"] or 0.0)
-        further = f"About {more} more would tell, for about ${usd:.2f}."
     told = f"{report['n']} decisions can't tell whether {name} could have done your work{costs}"
-    return f"{told}: {right}. {further}"
+    further = "further ones would hardly tell"
+    if more := report["n_more"]:
+        usd = more * (report["usd_per_decision"] or 0.0)
+        further = f"about {more:,} more would tell, for about ${usd:.2f}"
+        if more > report["n_left"]:
+            further = f"about {more:,} more would tell, and your sessions have {report['n_left']:,}"
+    kept = f"Keep {agent} for {badly} in any case" if badly else f"Until then, keep {agent}"
+    return f"{told}: {right}. {kept}; {further}."
 
 
 def of_100(share: float) -> str:
@@ -534,13 +604,13 @@ def verdict_estimate(
     tell: Callable[[str], None],
 ) -> Estimate:
     """Return what a verdict would cost. `tell` is given what is known for free."""
-    agent, places, _ = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
+    agent, drawn, _ = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
     for words in _prior_words(project, model, agent):
         tell(words)
     with project.teachers(project.root.batches("states")) as teachers:
         candidate, panel = models_of(project, teachers, model, agent)
         return estimate(
-            _states(project, sorted(places)),
+            _states(project, sorted(place for run in drawn for place in run)),
             [candidate, *panel],
             ledger=project.settings.ledger_url(),
             accepted_terms=_terms([candidate, *panel]),
