@@ -304,14 +304,13 @@ class _Extraction:
                 found.row["outcome"] = "refuted"
             elif (kind := self.claims.kind(pair)) != "pair":
                 found.row["outcome"] = kind
-                if kind == "lesson" and pair.get("rejected_source") == "recorded":
-                    report.add_lesson(found.judgment, pair)
+                if pair.get("rejected_source") == "recorded":
+                    report.add_lesson(found.judgment, pair["p_chosen_right"])
         for found in self._alone:
             right = belief(found.held(agreement=agreement), found.judgment.evidence).chosen_right
             found.row["why"] = found.judgment.outcome
             found.row["outcome"] = "lesson" if right >= LEAST_LESSON else "doubtful"
-            if right >= LEAST_LESSON:
-                report.add_lesson(found.judgment, {**found.pair, "p_chosen_right": round(right, 4)})
+            report.add_lesson(found.judgment, round(right, 4))
         kept = [pair for pair in report.pairs if self.claims.kind(pair) == "pair"]
         report.poll = self.claims.poll(kept, beliefs, calibration)
         report.refuted = [pair for pair in kept if pair.get("is_checked_right") is False]

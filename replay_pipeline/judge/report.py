@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from replay_pipeline.actions.agreement import strictness
-from replay_pipeline.judge.belief import right_if_agreed, right_if_confirmed
+from replay_pipeline.judge.belief import LEAST_LESSON, right_if_agreed, right_if_confirmed
 from replay_pipeline.judge.judgment import Judgment
 from replay_pipeline.judge.precision import Precision, PrecisionEvidence
 from replay_pipeline.judge.records import outcome_row, positive_row
@@ -138,8 +138,10 @@ class PairReport:
             seen = self._explored[teacher]
             row["p_chosen_right"] = round(right_if_confirmed(seen["all"], seen["outvoted"]), 4)
 
-    def add_lesson(self, judgment: Judgment, pair: DPOPair) -> None:
+    def add_lesson(self, judgment: Judgment, p_right: float) -> None:
         """Keep what teachers agree on where nobody knows that the agent was wrong.
+
+        It is a lesson if it is surely enough right, and else an answer that weighs less.
 
         Where all end the turn, they agree on that alone: texts are the same only word for word, so
         what teachers wrote alike says little ("All done"), and the agent's text stands for it.
@@ -147,10 +149,11 @@ class PairReport:
         case, consensus = judgment.case, judgment.consensus
         assert consensus is not None, "what makes no consensus teaches nothing"
         action = consensus.action if consensus.action.calls or case.agent.calls else case.agent
-        p = pair["p_chosen_right"]
-        row = positive_row(case, consensus, action, p, judgment.looks)
-        self.positives.append(row)
-        self.n_lessons += 1
+        row = positive_row(case, consensus, action, p_right, judgment.looks)
+        is_lesson = p_right >= LEAST_LESSON
+        self.positives.append(row if is_lesson else row | {"kind": "answer"})
+        self.n_lessons += is_lesson
+        self.n_answers += not is_lesson
 
     @property
     def matrix(self) -> dict[str, dict[str, tuple[int, int]]]:
