@@ -204,6 +204,8 @@ def judge(
         for row in of_these:
             if row["kind"] == "answer":
                 is_agents = row["action"] == own_actions[row["state_id"]]
+                if is_agents and n_asked == 1:
+                    continue  # both end the turn, in other words
                 whose = ANSWERS[is_agents]
                 told = is_right(row["state_id"], [agent] if is_agents else row["teachers_agreeing"])
                 unconfirmed.append((whose, row["p_chosen_right"], told))

@@ -174,7 +174,13 @@ class Arbiter:
         Of several that all differ, each is right in little more than half of the states
         (`benchmarks/real_models.py`).
         """
-        mine = [vote for vote in case.voting if vote in with_agent]
+        # Where agent and teacher end the turn, they agree in that, in whatever words. Without such rows
+        # a model unlearns to stop.
+        mine = [
+            vote
+            for vote in case.voting
+            if vote in with_agent or not (vote.action.calls or case.agent.calls)
+        ]
         n_differing = len(case.voting) - len(mine)
         if n_differing > 1:
             return "all_differ"
@@ -184,8 +190,6 @@ class Arbiter:
         if mine:
             p = right_if_unconfirmed(n_differing, is_agents=True)
             return "would_fail" if evidence > 1 else Unconfirmed(by, case.agent, p)
-        if not (by.action.calls or case.agent.calls):
-            return "other_words"
         found, looks = self._objection(case, by)
         if found is not None and found[0] not in LESSONS_ALONE and not looks:
             return found[0]
