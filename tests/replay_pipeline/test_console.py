@@ -82,7 +82,7 @@ def test_an_estimate_by_an_old_price_list_says_of_which_day_it_is(capsys):
         "expected_usd": 0.0, "bound_usd": 0.2, "low_usd": 0.0, "high_usd": 0.0, "ceiling_usd": 1.0,
         "words": [], "covered": None, "n_answered": 0, "pairs": (0, 0), "lessons": (0, 0),
         "positives": (0, 0), "pairs_right": (0, 1), "lessons_right": (0, 1),
-        "positives_right": (0, 1),
+        "positives_right": (0, 1), "answers": (0, 0), "answers_right": (0, 1),
     }  # fmt: skip
     for day, is_told in (("2026-01-02T03:04:05+00:00", True), ("2999-01-02", False), ("", False)):
         console.show_estimate({**rest, "teachers": [{**row, "price_date": day}]})
