@@ -206,12 +206,11 @@ def _told(trial: Trial | None) -> float | None:
     return SUREST if trial.check == "fixed" else 1 - SUREST
 
 
-def verdict(decisions: Iterable[Scored], *, margin: float = MARGIN, usual: int = USUAL) -> Verdict:
+def verdict(decisions: Iterable[Scored], *, usual: int = USUAL) -> Verdict:
     """Compare two models over decisions.
 
     Args:
         decisions: what was judged, in the order of asking.
-        margin: how much lower the candidate's share of right answers may be.
         usual: the number of decisions at which the interval is to be tightest.
     """
     found = list(decisions)
@@ -235,11 +234,11 @@ def verdict(decisions: Iterable[Scored], *, margin: float = MARGIN, usual: int =
     low, high = max(-1.0, mean - half(n)), min(1.0, mean + half(n))
     answer: Answer = "can't tell"
     if n >= FEWEST:
-        answer = "could" if low > -margin else "could not" if high < -margin else answer
+        answer = "could" if low > -MARGIN else "could not" if high < -MARGIN else answer
     more = None
     if answer == "can't tell":
         sizes = (int(n * 1.25**step) for step in range(1, 16))
-        told = (size for size in sizes if size >= FEWEST and abs(mean + margin) > half(size))
+        told = (size for size in sizes if size >= FEWEST and abs(mean + MARGIN) > half(size))
         more = next((size - n for size in told), None)
     if n >= FEWEST and (unfit := _unfit(found)):
         return Verdict("could not", n, mean, low, high, None, unfit)

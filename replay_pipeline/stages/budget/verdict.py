@@ -583,9 +583,7 @@ def of_100(share: float) -> str:
 
 
 def _joined(names: Sequence[str]) -> str:
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return " and ".join(", ".join(names).rsplit(", ", 1))
 
 
 def _prior_words(project: Project, model: str, agent: str) -> list[str]:
