@@ -129,7 +129,7 @@ def test_a_session_is_read_back_as_the_prompts_and_the_actions(recipe, some, tmp
 def test_scripted_teachers_are_ahead_and_two_right_ones_do_the_same_as_often_as_real_ones(
     recipe, tmp_path
 ):
-    asked = recipe["tasks"].repositories(n_train=40)
+    asked = recipe["tasks"].repositories(n_train=24)
     folder, _ = recorded(recipe, tmp_path, asked)
     states, models = recipe["tasks"].states_of(folder, asked), ["a", "b", "c"]
     regimes = recipe["run"].PLAN["regimes"]
