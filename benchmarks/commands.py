@@ -91,15 +91,15 @@ def looks_of(work: Workspaces, sandbox: Sandbox) -> Iterator[tuple[LoggedCall, L
             history.take(step)
 
 
-def is_told(step: LoggedCall, answer: LookAnswer) -> bool:
+def is_same_text(told: str, recorded: str, cwd: str) -> bool:
     """Return whether an answer has the recorded lines.
 
     Their order isn't compared, which is that of the files' last changes, nor are mail addresses and names, which
     the record of a public session replaces, the length of shortened ids, and the client's note of a limit.
     """
-    told, recorded = (_plain(text, step.cwd) for text in (answer.text, step.text))
-    left = Counter(recorded) - Counter(told)
-    return len(told) == len(recorded) and all("REDACTED" in line for line in left)
+    lines, recorded_lines = (_plain(text, cwd) for text in (told, recorded))
+    left = Counter(recorded_lines) - Counter(lines)
+    return len(lines) == len(recorded_lines) and all("REDACTED" in line for line in left)
 
 
 def _plain(text: str, cwd: str) -> list[str]:
@@ -259,7 +259,7 @@ def main() -> None:
         if step.name == "Bash":
             is_possible = shown_by(step.arguments["command"], step.cwd or "/") is not None
         counts.update(n=1, of_files=is_possible, answered=answer is not None)
-        if answer is not None and not is_told(step, answer):
+        if answer is not None and not is_same_text(answer.text, step.text, step.cwd):
             counts["other"] += 1
             told, recorded = answer.text, step.text
             wrong.append({"arguments": step.arguments, "told": told, "recorded": recorded})

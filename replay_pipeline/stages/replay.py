@@ -172,7 +172,10 @@ def asking_options(project: "Project", night: str | None = None) -> "AskingOptio
 def _looks_by(settings: Settings) -> Mapping[str, Any]:
     """Return what decides how often teachers may look, and what they then see."""
     runs = {"workspaces.execute": "commands"} if settings.workspaces.execute == "commands" else {}
-    return {"replay.max_looks": settings.replay.max_looks, **runs}
+    limits = {
+        f"replay.{name}": getattr(settings.replay, name) for name in ("max_looks", "looks_share")
+    }
+    return {**limits, **runs}
 
 
 def _asks_on(settings: Settings) -> bool:

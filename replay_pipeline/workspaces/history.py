@@ -38,11 +38,16 @@ _DISCARDS = re.compile(
 )
 
 
+_SURELY_TOLD_S = 600.0
+"""For so long a command's word on the commit is taken for sure: a person may commit as well."""
+_LINTS = re.compile(r"lint|clippy|\bruff\b|\b(?:fmt|format|fix)\b")
+"""Such a command may mend what was written, if the project is set up so."""
 _SOON_S = 3600.0
 """A file that is first seen later than this may have been another one before."""
 _ELSEWHERE = re.compile(r"\bcd\s|\s-C\s|--git-dir|\bssh\b")
 _ASKS_HEAD = re.compile(
-    r"git log(?: (?:--oneline|--stat|--(?:no-)?decorate|-n ?\d+|-\d+))*|git rev-parse (?:--short )?HEAD"
+    r"git log(?: (?:--oneline|--stat|--(?:no-)?decorate|-n ?\d+|-\d+|[\w/-]+(?:\.[\w/-]+)*\.\.HEAD))*|"
+    r"git rev-parse (?:--short )?HEAD"
 )
 _BEGINS_WITH_ID = re.compile(r"(?:commit )?([0-9a-f]{7,40})\b")
 _SAYS_HEAD = re.compile(
@@ -118,6 +123,8 @@ class History:
         self._trees: dict[str, WorkingTree] = {}
         self._now = (-1, 0.0, "", "")
         self._own_change: str | None = None
+        self._others: tuple[object, str, set[str]] = (None, "", set())
+        self._uncommitted = [path for path in self.sightings.paths() if self._is_uncommitted(path)]
         self._copies: tuple[dict[str, KnownContent], dict[str, list[ShownLines]]] | None = None
         """What `kept` returned last, while no step has changed it."""
         if is_later_used:
@@ -143,6 +150,14 @@ class History:
         if tree is None:
             tree = self._trees[root] = WorkingTree(root, self.repository)
         return tree
+
+    def _is_uncommitted(self, path: str) -> bool:
+        tree = self.tree_of(path)
+        return (
+            tree is not None
+            and self.roots is not None
+            and not self.roots.was_committed(tree.relative(path))
+        )
 
     def has_trees_below(self, folder: str) -> bool:
         """Return whether other working trees lie in a folder, as those of `git worktree` do."""
@@ -174,14 +189,18 @@ class History:
         if step.name == "Bash":
             command = step.arguments.get("command")
             tree = self.tree_of(step.cwd or "/")
-            if tree is None or not isinstance(command, str) or "git" not in command:
+            if tree is None or not isinstance(command, str):
+                return
+            if not shell_plan(command, step.cwd).keeps_files:
+                tree.touches.append(step.answered)
+            if "git" not in command:
                 return
             is_move = bool(_MOVES.search(command))
             if is_move:
                 tree.moves.append(step.answered)
             if begin := _commit_told(command, step.text):
                 names = [name for name in tree.repository.commits if name.startswith(begin)]
-                commit_id = names[0] if len(names) == 1 else ""
+                commit_id = names[0] if len(names) == 1 else begin
                 tree.told.append(Told(step.answered, step.call_id, step.branch, commit_id, is_move))
         elif step.name == "Read" and not step.is_error:
             path = path_of(step)
@@ -195,7 +214,7 @@ class History:
 
     def head(self, tree: WorkingTree) -> str | None:
         """Return the commit that is surely checked out in a working tree at this time, or None if nobody says."""
-        return tree.kept(self._now[1], without=self._now[3])
+        return tree.kept(self._now[1], without=self._now[3], within_s=_SURELY_TOLD_S)
 
     def commits(self, tree: WorkingTree) -> list[GitCommit]:
         """Return the possible commits of a working tree, the likeliest first."""
@@ -223,7 +242,9 @@ class History:
                 is_same = known is None or known.text is None
                 return TreeFile(None, "log", is_sure=is_same, origin=later.call_id)
             if later.part is not None and later.part.is_whole:
-                is_soon = later.moment - self._now[1] < _SOON_S
+                is_soon = later.moment - self._now[1] < _SOON_S and not (
+                    tree is not None and tree.is_touched(self._now[1], later.moment)
+                )
                 is_same = is_soon if known is None else known.text == later.part.text
                 return TreeFile(later.part.text, "log", is_sure=is_same, origin=later.call_id)
         if tree is None:
@@ -241,6 +262,8 @@ class History:
     ) -> TreeFile:
         """Return a file as the log showed it, surely if it is seen so again or nothing may have changed it."""
         is_sure = tree is None or tree.touched <= known.moment
+        if tree is not None and known.is_written and tree.linted > known.moment:
+            is_sure = False
         if later is not None and later.part is not None and known.text is not None:
             is_sure = later.part.fits(known.text)
         return TreeFile(known.text, known.source, is_sure=is_sure, origin=known.origin)
@@ -277,7 +300,8 @@ class History:
             return TreeFile(None, "git", is_sure=False, origin=commit.id)
         text = text_of(tree.repository.blob(blob))
         is_rewritten = path in self._rewritten or tree.is_named_by_change(relative)
-        if text is not None and (tree.has_conflicts or is_rewritten):
+        is_elsewhere = tree.is_elsewhere(self._now[1], without=self._now[3])
+        if text is not None and (tree.has_conflicts or is_rewritten or is_elsewhere):
             return TreeFile(text, "mixed", is_sure=False, origin=commit.id)
         # Where another commit is about as likely, the file is sure if it is the same there.
         is_sure = all(
@@ -343,6 +367,15 @@ class History:
             if is_new and self.tree_of(path) is tree and self._is_left(known, tree.relative(path)):
                 paths.add(path)
         return sorted(path for path in paths if is_below(path, folder))
+
+    def others_below(self, folder: str, listed: set[str]) -> set[str]:
+        """Return further files below a folder that may be there: the log shows them about then, or no commit has them."""
+        if self._others[:2] != (self._now, folder):
+            paths = {*self._uncommitted, *self.sightings.near(self._now[1], _SOON_S)}
+            files = ((path, self.file(path)) for path in paths if is_below(path, folder))
+            there = {path for path, file in files if not (file and file.is_sure and not file.text)}
+            self._others = self._now, folder, there
+        return self._others[2] - listed
 
     def take(self, step: LoggedCall) -> None:
         """Apply the answer of a step, and the changes that it made."""
@@ -419,6 +452,8 @@ class History:
         if not shell_plan(command, step.cwd).keeps_files:
             tree.touched = step.answered
             tree.changes = [*tree.changes, command]
+        if _LINTS.search(command):
+            tree.linted = step.answered
         if _MOVES.search(command) and not step.is_error:
             tree.changes = []
             self._rewritten = {each for each in self._rewritten if self.tree_of(each) is not tree}

@@ -26,6 +26,8 @@ REFUSED = "<tool_use_error>"
 _NO_TEXT = re.compile(r"\.(?:ipynb|pdf|png|jpe?g|gif|webp|bmp|ico|svg)$", re.IGNORECASE)
 """Files that a client shows in another way than by their lines."""
 _WITH_TAB = re.compile(r"\s*\d+\t")
+_REPLACED = re.compile(r"REDACTED")
+"""Where an export replaced parts of names, one name may stand for several files."""
 _ARROW = re.compile(r"^( *\d+)→", re.MULTILINE)
 _MOST_CHARS = {"Grep": 20_000, "Bash": 30_000}
 _MOST_CHARS_READ = 60_000
@@ -61,6 +63,8 @@ def look_at(
     """
     if name in LOOKS_AT_FILES:
         answer = partial(_shown, at, name, arguments)
+        if _REPLACED.search(str(arguments)):
+            return None
         place = arguments.get("file_path") or arguments.get("path")
         named = [absolute(place, at.step.cwd or "/")] if isinstance(place, str) else []
         found = _agreed(at.history, answer, named, is_by_file=name != "Read")
@@ -75,8 +79,8 @@ def look_at(
 class _AsAt:
     """The files in one of the ways in which they may have been.
 
-    In each, a working tree stands at another one of the commits that are about as likely. A file that
-    may have changed is in the first as it was seen last, or next, and in the others empty.
+    The first is the likeliest, file by file. In each other one, a working tree stands at another one of the commits
+    that are about as likely, and a file that may have changed is as it was known, or else empty.
 
     Args:
         history: before the look.
@@ -94,8 +98,8 @@ class _AsAt:
     def _commit(self, tree: WorkingTree) -> GitCommit | None:
         self._history.commits(tree)
         likely = tree.likely()
-        self.n_possible = max(self.n_possible, len(likely))
-        return likely[min(self._nth, len(likely) - 1)] if likely else None
+        self.n_possible = max(self.n_possible, len(likely) + 1)
+        return likely[min(max(0, self._nth - 1), len(likely) - 1)] if likely else None
 
     def file(self, path: str) -> TreeFile | None:
         """Return a file, or None outside of what is known."""
@@ -105,9 +109,16 @@ class _AsAt:
         self.unsure.add(path)
         tree = self._history.tree_of(path)
         if tree is None or file.source != "git" or (commit := self._commit(tree)) is None:
-            self.n_possible = max(self.n_possible, 2)
-            other = _but_for_the_last_line(self._history, path, file) or ""
-            return file if self._nth == 0 else TreeFile(other, file.source)
+            before = self._history.known.get(path)
+            known = before.text if before is not None else None
+            is_alike = _but_for_the_last_line(self._history, path, file) is not None
+            others = [*filter(None, [known]), *([] if is_alike else [""])]
+            self.n_possible = max(self.n_possible, 1 + len(others))
+            if self._nth == 0:
+                return file
+            return TreeFile(others[min(self._nth, len(others)) - 1], file.source)
+        if self._nth == 0:
+            return file  # by what was seen of it, it may be as none of the likely commits has it
         blob = tree.repository.blob_id(commit.tree, tree.relative(path))
         text = text_of(tree.repository.blob(blob)) if blob else None
         return TreeFile(text, "git", is_sure=text is not None)  # it may be there without a commit
@@ -116,7 +127,16 @@ class _AsAt:
         """Return the files below a folder."""
         self.folders.add(folder)
         tree = self._history.tree_of(folder)
-        return self._history.below(folder, self._commit(tree) if tree is not None else None)
+        if tree is None:
+            return None
+        found = self._history.below(folder, self._commit(tree))
+        if not found:
+            return None  # git has nothing there, and knows not what else is
+        gone = {path for path in found if tree.may_be_gone(tree.relative(path))}
+        more = self._history.others_below(folder, {*found})
+        if gone or more:
+            self.n_possible = max(self.n_possible, 2)
+        return sorted({*found} - gone if self._nth else {*found} | more)
 
 
 def _but_for_the_last_line(history: History, path: str, file: TreeFile) -> str | None:
@@ -184,8 +204,12 @@ def _shown(
 ) -> LookAnswer | None:
     run = ToolRun(files, cwd=at.step.cwd or "/")
     is_absent = False
-    if name == "Glob" and at.history.has_trees_below(run.path(arguments.get("path") or ".")):
-        return None  # it lists their files too, of which nobody knows all
+    if name == "Glob":
+        folder = arguments.get("path")
+        if at.history.has_trees_below(run.path(folder or ".")):
+            return None  # it lists their files too, of which nobody knows all
+        if folder is None and at.step.cwd != _first_cwd(at):
+            return None  # some clients look in the folder in which they were started
     if name == "Read":
         file = files.file(run.path(arguments["file_path"]))
         if file is None or _NO_TEXT.search(arguments["file_path"]):
@@ -207,6 +231,11 @@ def _shown(
     elif name == "Read" and _numbers_with_tabs(at):
         text = _ARROW.sub(r"\1\t", text)
     return LookAnswer(text=text, source="files")
+
+
+def _first_cwd(at: LookPlace) -> str:
+    """Return the folder in which the session began."""
+    return next((s.cwd for s in at.steps if s.session == at.step.session), at.step.cwd)
 
 
 def _numbers_with_tabs(at: LookPlace) -> bool:
@@ -261,6 +290,11 @@ def _is_text(text: str | None) -> bool:
     return text is not None and not {"\0", "\ufffd"} & {*text}
 
 
+def _distance(one: LoggedCall, other: LoggedCall) -> tuple[bool, float]:
+    """Return how far apart calls are: those of one session are nearer than others."""
+    return one.session != other.session, abs(one.answered - other.answered)
+
+
 def _printed(
     at: LookPlace,
     tree: WorkingTree,
@@ -283,7 +317,7 @@ def _printed(
     if ran.status == 0 and ran.output.strip():
         return LookAnswer(text=ran.output.strip("\n").rstrip(), source="command")
     if ran.status == 0 or (ran.status == 1 and shown.can_find_nothing and not ran.output):
-        own = (each.text for each in at.steps if each.session == at.step.session)
-        nothing = next((text for text in own if text in _NOTHING), _NOTHING[1])
-        return LookAnswer(text=nothing, source="command")
+        told = [each for each in at.steps if each.text in _NOTHING and each.name == "Bash"]
+        nearest = min(told, key=lambda each: _distance(each, at.step), default=None)
+        return LookAnswer(text=nearest.text if nearest else _NOTHING[1], source="command")
     return None

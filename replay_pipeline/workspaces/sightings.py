@@ -73,9 +73,17 @@ class Sightings:
             sighting = Sighting(order, backup.moment, backup.origin, part, is_absent=part is None)
             insort(self._of[backup.path], sighting, key=lambda each: each.order)
 
+        self._in_order = sorted((each.moment, path) for path in self._of for each in self._of[path])
+
     def paths(self) -> list[str]:
         """Return every path with known content."""
         return list(self._of)
+
+    def near(self, moment: float, within_s: float) -> list[str]:
+        """Return the paths whose content is known from a time about a moment."""
+        start = bisect_left(self._in_order, (moment - within_s,))
+        end = bisect_right(self._in_order, (moment + within_s, "\uffff"))
+        return [path for _, path in self._in_order[start:end]]
 
     def next(self, path: str, order: int) -> Sighting | None:
         """Return the first sighting of a file after step `order`."""

@@ -1,5 +1,6 @@
 """Find the working trees of a repository in a log, and the commit of each from what is shown of its files."""
 
+import re
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,9 @@ _HALF_LIFE_S = 3600.0
 """Others move a branch without a word in the log, so evidence grows old."""
 
 
+_REMOVES = re.compile(r"\b(?:rm|mv|rename|delete|unlink)\b")
+
+
 class Evidence(msgspec.Struct, frozen=True, order=True):
     """The content that one step shows of a file without known changes."""
 
@@ -50,6 +54,7 @@ class Told(NamedTuple):
     call_id: str
     branch: str | None
     commit_id: str
+    """Only its beginning, where the repository hasn't got it."""
     is_new: bool
     """Whether the command itself checked it out."""
 
@@ -72,6 +77,10 @@ class WorkingTree:
         self._ranked: tuple[object, list[GitCommit], list[GitCommit]] = (None, [], [])
         self.touched = 0.0
         """When a command last ran that may have changed any file."""
+        self.touches: list[float] = []
+        """When such commands run, in order."""
+        self.linted = 0.0
+        """When a command last ran that may have mended written files."""
         self.changes: list[str] = []
         """Commands since the last one of git that may have changed files."""
         self.has_conflicts = False
@@ -81,6 +90,10 @@ class WorkingTree:
         """Return the repository's name for a path below the root."""
         return path.removeprefix(self.root + "/")
 
+    def may_be_gone(self, relative: str) -> bool:
+        """Return whether a command that removes or moves files names one, since git last put files there."""
+        return any(relative in command and _REMOVES.search(command) for command in self.changes)
+
     def is_named_by_change(self, relative: str) -> bool:
         """Return whether a command that may have changed files names one, since git last put files there."""
         return any(relative in command for command in self.changes)
@@ -88,6 +101,10 @@ class WorkingTree:
     def add(self, evidence: Evidence) -> None:
         """Add evidence about a file."""
         insort(self.evidence, evidence)
+
+    def is_touched(self, since: float, until: float) -> bool:
+        """Return whether a command ran between two moments that may have changed any file."""
+        return bisect_right(self.touches, since) < bisect_left(self.touches, until)
 
     def is_moved(self, since: float, until: float) -> bool:
         """Return whether a git command ran between two moments."""
@@ -137,13 +154,20 @@ class WorkingTree:
         commit = self.repository.own_at(self.branch, moment) if self.branch else None
         return commit.id if commit is not None else None
 
-    def kept(self, moment: float, *, without: str = "") -> str | None:
+    def kept(
+        self, moment: float, *, without: str = "", within_s: float = _LONGEST_TOLD_S
+    ) -> str | None:
         """Return the commit that git's own log of HEAD has for a moment, or else what commands of git say."""
         end = bisect_right(self.checkouts, moment, key=lambda each: each[0])
-        commit_id = self.checkouts[end - 1][1] if end else self._told_at(moment, without)
+        commit_id = self.checkouts[end - 1][1] if end else self._told_at(moment, without, within_s)
         return commit_id if commit_id in self.repository.commits else None
 
-    def _told_at(self, moment: float, without: str) -> str | None:
+    def is_elsewhere(self, moment: float, *, without: str = "") -> bool:
+        """Return whether git says that a commit is checked out which the repository hasn't got."""
+        told = self._told_at(moment, without, _LONGEST_TOLD_S)
+        return bool(told) and told not in self.repository.commits
+
+    def _told_at(self, moment: float, without: str, within_s: float) -> str | None:
         """Return the commit that the nearest command of git names, if none may have moved it in between."""
         at = bisect_right(self.told, moment, key=lambda each: each.moment)
         near = (*self.told[:at][::-1][:2], *self.told[at : at + 2])
@@ -154,7 +178,7 @@ class WorkingTree:
                 each.call_id != without
                 and each.branch == self.branch
                 and not (is_later and each.is_new)
-                and until - since < _LONGEST_TOLD_S
+                and until - since < within_s
                 and not self.is_moved(since, until)
             ):
                 return each.commit_id

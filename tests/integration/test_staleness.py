@@ -149,7 +149,8 @@ SAME_BYTES = {
         "max_concurrency": 3,
         "max_total_usd": 7.0,
         "max_daily_usd": 3.0,
-        "max_looks": 1,  # which counts where teachers are asked on
+        "max_looks": 1,  # these count where teachers are asked on
+        "looks_share": 1.0,
     },
     "normalize": {"executor": "default", "allow_operators": ["text_pair_similarity_filter"]},
     "train": {"stop_timeout_s": 5, "environment": ["HF_TOKEN"]},

@@ -211,15 +211,22 @@ def _changes(call: Call, look: Call) -> bool:
 def _of_books(call: Call, messages: Sequence[Message]) -> str | None:
     """Return what a client always answers to bookkeeping, or None where that depends on the client."""
     values = call.values()
+    told = _CREATED.findall(json.dumps([m for m in messages if m.get("role") == "tool"]))
     match call.name:
         case "TodoWrite":
             return _TODOS
         case "TaskCreate":
-            told = _CREATED.findall(json.dumps([m for m in messages if m.get("role") == "tool"]))
             number = 1 + max(map(int, told), default=0)
             return f"Task #{number} created successfully: {values.get('subject')}"
-        case "TaskUpdate" if values.keys() == {"taskId", "status"}:
-            return f"Updated task #{values['taskId']} status"
+        case "TaskUpdate" if values.keys() == {"taskId", "status"} and values["taskId"] in told:
+            # A client answers otherwise where the task has that status already.
+            calls = (c for m in messages if m.get("tool_calls") for c in canonical_action(m).calls)
+            updates = (c.values() for c in calls if c.name == "TaskUpdate")
+            has_it = any(
+                u.get("taskId") == values["taskId"] and u.get("status") == values["status"]
+                for u in updates
+            )
+            return None if has_it else f"Updated task #{values['taskId']} status"
         case "update_plan":
             return "Plan updated"
     return None

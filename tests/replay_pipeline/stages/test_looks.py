@@ -201,3 +201,25 @@ def test_teachers_go_on_behind_their_votes_and_each_step_is_carried_out_and_paid
     went_on = [row for row in rows if row["kind"] == "continuation"]
     assert [row["n_looks"] for row in went_on] == [1, 2] * 3
     assert {row["teachers_agreeing"][0] for row in went_on} == {s.name for s in SAMPLE_TEACHERS}
+
+
+def test_a_task_is_updated_as_the_client_tells_it_if_the_prompt_knows_the_task(
+    tmp_path, work, looks_at
+):
+    pipeline, batch = opened(tmp_path, work)
+    looks, state = looks_at(pipeline, [batch]), pipeline.asked_states([batch])[0]
+    done = {"taskId": "1", "status": "completed"}
+    assert seen(looks, state, "TaskUpdate", **done) is None
+    made = [
+        {**call("TaskCreate", subject="Raise"), "content": None},
+        {
+            "role": "tool",
+            "tool_call_id": "call_1",
+            "content": "Task #1 created successfully: Raise",
+        },
+    ]
+    state = {**state, "messages": [*state["messages"], *made]}
+    assert seen(looks, state, "TaskUpdate", **done) == ("Updated task #1 status", "fixed")
+    assert seen(looks, state, "TaskCreate", subject="x")[0].startswith("Task #2 created")
+    again = {**state, "messages": [*state["messages"], call("TaskUpdate", **done)]}
+    assert seen(looks, again, "TaskUpdate", **done) is None

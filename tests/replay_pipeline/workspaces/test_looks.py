@@ -70,3 +70,57 @@ def test_during_a_merge_nobody_knows_where_git_has_set_its_marks(tmp_path):
     with looking(work, tmp_path, work.root) as seen:
         assert seen("Grep", pattern="<<<<", path=f"{work.root}/tide/low.py") is None
         assert seen("Read", file_path=f"{work.root}/tide/mean.py") is None
+
+
+def bare(work, tmp_path):
+    """The history of a project in a clone; its folder is gone."""
+    clone = tmp_path / "clone"
+    work.git("clone", "-q", "--bare", str(work.root), str(clone), cwd=tmp_path)
+    work.root.rename(tmp_path / "moved")
+    return clone
+
+
+def test_nothing_is_told_of_files_at_a_commit_that_the_repository_has_not(tmp_path):
+    work = Worked(tmp_path / "tides")
+    work.begin(FILES)
+    clone = tmp_path / "clone"
+    work.git("clone", "-q", "--bare", str(work.root), str(clone), cwd=tmp_path)
+    work.read("tide/high.py")
+    work.put({"tide/low.py": "def low():\n    return 10\n"})
+    work.commit("Lower")
+    work.bash("git log --oneline -2")
+    work.root.rename(tmp_path / "moved")
+    with looking(work, tmp_path, clone) as seen:
+        assert seen("Read", file_path=f"{work.root}/tide/low.py") is None
+        assert seen("Grep", pattern="return 1") is None
+
+
+def test_files_that_commands_removed_or_git_never_had_may_be_listed_or_not(tmp_path):
+    work = Worked(tmp_path / "tides")
+    work.begin({**FILES, ".gitignore": "drafts/\n"})
+    work.read("tide/high.py")
+    work.bash("rm -f tide/mean.py")
+    work.put({"drafts/plan.md": "Plan\n"})
+    work.read("drafts/plan.md")
+    clone = bare(work, tmp_path)
+    root = work.root
+    with looking(work, tmp_path, clone) as seen:
+        assert seen("Glob", pattern="**/low*") == f"{root}/tide/low.py"
+        assert seen("Glob", pattern="tide/*.py") is None
+        assert seen("Glob", pattern="**/*.md") is None
+        assert seen("Glob", pattern="*.md", path=f"{root}/drafts") is None
+        assert seen("Glob", pattern="*.md", path=f"{root}/papers") is None
+        assert seen("Read", file_path=f"{root}/REDACTED.py") is None
+
+
+def test_a_linter_may_mend_what_was_written_since(tmp_path):
+    work = Worked(tmp_path / "tides")
+    work.begin(FILES)
+    work.read("tide/high.py")
+    work.edit("tide/high.py", "return 3", "return 4")
+    work.read("tide/low.py")
+    work.bash("make lint || true")
+    clone = bare(work, tmp_path)
+    with looking(work, tmp_path, clone) as seen:
+        assert seen("Read", file_path=f"{work.root}/tide/high.py") is None
+        assert seen("Read", file_path=f"{work.root}/tide/low.py").startswith("     1→def low")
