@@ -41,7 +41,8 @@ from dagster_webserver.cli import (
 from dagster_webserver.version import __version__ as web_version
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
-from starlette.responses import RedirectResponse
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -73,6 +74,13 @@ class WithPage:
         if scope["type"] == "http" and path == "/" and self._index.is_file():
             response = RedirectResponse(f"{PLACE}index.html", HTTPStatus.SEE_OTHER)
             await response(scope, receive, send)
+        elif scope["type"] == "http" and path == f"{PLACE}index.html" and self._index.is_file():
+            # A page knows its address only here. It may read one file there, which crawlers ask for.
+            robots = f"connect-src {Request(scope).base_url}robots.txt"
+            page = self._index.read_text("utf-8").replace(
+                "default-src", f"{robots}; default-src", 1
+            )
+            await HTMLResponse(page)(scope, receive, send)
         elif scope["type"] == "http" and path.startswith(PLACE) and self._index.is_file():
             await self._files(scope, receive, send)
         else:

@@ -12,9 +12,13 @@ from urllib.parse import quote, urlsplit
 
 import dagster as dg
 import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 from replay_pipeline.assets.code_location import define
 from replay_pipeline.assets.resources import PipelineResource
+from replay_pipeline.assets.serve import WithPage
+from replay_pipeline.stages.pages.files import page_folder
 from replay_pipeline.storage.processes import child_environment
 from tests.integration.processes import wait_until
 from tests.listener import Stranger, stranger
@@ -260,3 +264,16 @@ def test_where_settings_and_data_are_is_no_run_configuration(field):
             instance=instance,
             run_config={"resources": {"pipeline": {"config": {field: "http://127.0.0.1:1/s"}}}},
         )
+
+
+def test_the_served_page_may_read_one_file_of_its_server_and_from_disk_none(tmp_path):
+    with page_folder(tmp_path / "look") as files:
+        files.add("overview", {})
+    told = (tmp_path / "look" / "index.html").read_text("utf-8")
+    assert "connect-src" not in told
+    assert "default-src 'none'" in told
+    client = TestClient(WithPage(Starlette(), tmp_path / "look"), base_url="http://127.0.0.1:3111")
+    served = client.get("/look/index.html").text
+    assert served == told.replace(
+        "default-src", "connect-src http://127.0.0.1:3111/robots.txt; default-src", 1
+    )
