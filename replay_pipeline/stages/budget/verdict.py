@@ -83,7 +83,7 @@ class _Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Asked:
     """What the answers of a model to the decisions of a cohort tell."""
 
     found: list[tuple[str, Scored]] = field(default_factory=list)
@@ -131,7 +131,7 @@ def verdict_run(
     if tell is not None:
         for words in _prior_words(project, model, agent):
             tell(words)
-    tally, again, asked, portion = _Tally(), _Tally(), list[_Place](), list[_Place]()
+    tally, again, asked, portion = _Asked(), _Asked(), list[_Place](), list[_Place]()
     n_asked, ended = 0, "all decisions were asked"
     with project.teachers(project.root.batches("states")) as teachers:
         candidate, panel = models_of(project, teachers, model, agent)
@@ -410,7 +410,7 @@ def _ask_and_judge(
     model: TeacherSpec,
     panel: Sequence[TeacherSpec],
     max_usd: float,
-    tally: _Tally,
+    tally: _Asked,
     instructions: str | None = None,
 ) -> bool:
     """Ask a model at some decisions and the panel where it does something else, and judge. Returns whether money ended.
@@ -515,7 +515,7 @@ def told_of(found: Sequence[tuple[str, Scored]]) -> tuple[Verdict, list[str]]:
 
 
 def _report(
-    candidate: TeacherSpec, tally: _Tally, again: _Tally, agent_usd: Mapping[str, float]
+    candidate: TeacherSpec, tally: _Asked, again: _Asked, agent_usd: Mapping[str, float]
 ) -> dict[str, Any]:
     """Return the figures of a verdict."""
     whole, kept = told_of(tally.found)
