@@ -219,7 +219,7 @@ class SharedSettings:
         return self.sdpo.is_plain
 
     def _check_sft(self) -> None:
-        if self.sft_on != SharedSettings.sft_on and not self.is_sft:
+        if self.sft_on in ("chosen", "recorded") and not self.is_sft:
             raise TrainerConfigError(f"sft_on={self.sft_on!r} needs objective=sft")
         if self.sft_on == "recorded" and self.beta_replay > 0:
             raise TrainerConfigError(
