@@ -98,7 +98,7 @@ def test_a_held_out_state_says_so_instead_of_its_tokens(root):
 def test_the_trainer_says_that_all_is_held_out(root, tmp_path):
     shutil.copytree(root / "dataset", tmp_path / "dataset")
     card = tmp_path / "dataset/README.md"
-    for name in ("pairs", "positives"):
+    for name in ("pairs", "positives", "answers"):
         shutil.rmtree(tmp_path / f"dataset/data/{name}/train")
         train = f"  - split: train\n    path: data/{name}/train/**/*.parquet\n"
         card.write_text(card.read_text("utf-8").replace(train, ""), "utf-8")
