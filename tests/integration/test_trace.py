@@ -162,7 +162,7 @@ def test_a_lesson_that_needs_a_look_is_trained_on_with_that_look_read_and_the_ac
         f"{state['state_id']}+1": dict.fromkeys(names, edit),
     }
     with TeacherServer(answers) as server:
-        asked = {"teachers": server.teachers(), "ask_at": "consequences"}
+        asked = {"teachers": server.teachers(), "ask_at": "consequences", "looks_share": 1.0}
         write_settings(root, ingest={"sources": [log]}, replay=asked)
         pipeline = pipeline_at(root)
         run_batches(pipeline)
