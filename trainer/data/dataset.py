@@ -45,6 +45,11 @@ class PreferenceData:
     answers: list[PositiveRow] = field(default_factory=list)
     """What a teacher said and nobody confirmed."""
 
+    @property
+    def training_rows(self) -> list[Any]:
+        """Return all rows that a channel may train on."""
+        return [*self.pairs, *self.prompts, *self.positives, *self.answers]
+
     def sft_pairs(self, on: str) -> list[PairRow]:
         """Return rows whose `chosen` is the action to imitate. See `SharedSettings.sft_on`.
 

@@ -81,12 +81,7 @@ class Preflight:
 def preflight(renderer: Renderer, data: PreferenceData, options: PreflightOptions) -> Preflight:
     """Render all texts of a run, count the faults, and refuse the run if there are too many."""
     features = renderer.features
-    rows: list[Mapping[str, Any]] = [
-        *data.pairs,
-        *data.prompts,
-        *data.positives,
-        *data.answers,
-    ]
+    rows: list[Mapping[str, Any]] = data.training_rows
     missing = _missing(features, _asked(rows, with_tools=renderer.with_tools), options)
     usable, n_identical, n_empty, n_cut = look_at_pairs(renderer, data.pairs)
     seen = _look_at_prompts(renderer, data)

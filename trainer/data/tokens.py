@@ -58,14 +58,8 @@ def requests_of(
     data: "PreferenceData", hint: HintFunction, *, with_tools: bool
 ) -> Iterator[Request]:
     """List the requests that a run on this data renders more than once."""
-    rows: list[Mapping[str, Any]] = [
-        *data.pairs,
-        *data.prompts,
-        *data.positives,
-        *data.answers,
-    ]
     held_out: list[Mapping[str, Any]] = [*data.test_pairs, *data.test_prompts]
-    for row in [*rows, *held_out]:
+    for row in [*data.training_rows, *held_out]:
         tools = row.get("tools") if with_tools else None
         yield prompt_request(row["prompt"], tools, None, sides_of(row))
         yield from (
@@ -73,7 +67,7 @@ def requests_of(
             for side in ("chosen", "rejected")
             if side in row
         )
-    for row in rows:
+    for row in data.training_rows:
         if found := hint(row):
             tools = row.get("tools") if with_tools else None
             yield prompt_request(row["prompt"], tools, found.text, sides_of(row))

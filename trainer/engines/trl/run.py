@@ -425,8 +425,7 @@ def off_channels(args: ComposerConfig, data: PreferenceData) -> dict[str, str]:
     for channel, weight in weights.items():
         if getattr(args, weight) == 0:
             off[channel] = f"{weight} is 0"
-    states = [*data.pairs, *data.prompts, *data.positives, *data.answers]
-    if "sdpo" not in off and not any(map(hint_for_row, states)):
+    if "sdpo" not in off and not any(map(hint_for_row, data.training_rows)):
         off["sdpo"] = "no row of the dataset has a hint"
     refuse_all_off(off)
     for name, reason in off.items():
