@@ -26,7 +26,7 @@ REFUSED = "<tool_use_error>"
 _NO_TEXT = re.compile(r"\.(?:ipynb|pdf|png|jpe?g|gif|webp|bmp|ico|svg)$", re.IGNORECASE)
 """Files that a client shows in another way than by their lines."""
 _WITH_TAB = re.compile(r"\s*\d+\t")
-_REPLACED = re.compile(r"REDACTED")
+_REPLACED = "REDACTED"
 """Where an export replaced parts of names, one name may stand for several files."""
 _ARROW = re.compile(r"^( *\d+)→", re.MULTILINE)
 _MOST_CHARS = {"Grep": 20_000, "Bash": 30_000}
@@ -62,9 +62,9 @@ def look_at(
         sandbox: runs commands that only show files and commits; without one they have no answer.
     """
     if name in LOOKS_AT_FILES:
-        answer = partial(_shown, at, name, arguments)
-        if _REPLACED.search(str(arguments)):
+        if _REPLACED in str(arguments):
             return None
+        answer = partial(_shown, at, name, arguments)
         place = arguments.get("file_path") or arguments.get("path")
         named = [absolute(place, at.step.cwd or "/")] if isinstance(place, str) else []
         found = _agreed(at.history, answer, named, is_by_file=name != "Read")
