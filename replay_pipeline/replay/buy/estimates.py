@@ -64,8 +64,9 @@ _UNLIKE = 2.5
 _ASSUMED_RIGHT: tuple[Range, Range, Range] = ((0.75, 0.95), (0.7, 0.9), (0.9, 0.98))
 """Share of right pairs, lessons, and positives among models of different makers (`docs/agreement.md`); by the
 answers as soon as there are some."""
-_ANSWERS_RIGHT: Range = (0.65, 0.85)
-"""Share of right answers among those that nobody confirmed, by agent."""
+_ANSWERS_RIGHT: Range = (0.4, 0.85)
+"""Share of right answers among those that nobody confirmed, from the agent with the fewest to the one with the most
+(`benchmarks/real_models.py`)."""
 _ALL_PAIRS_RIGHT = (0.2, 0.6)
 """The same of pairs if all that teachers agree on against the agent makes them."""
 _SHARES = (1.2, 5.3, 3.5)
@@ -555,8 +556,11 @@ class _Votes:
         self.lessons[states] = agreed & (pairs <= drawn) & (drawn < lessons)
         confirmed = [end == "agreement" or (each[0] > 0 and not each[2]) for end, each in ends]
         self.positives[states] = left & np.array(confirmed)[at]
+        # As in extraction, several that all differ make none.
         alone = [
-            end in ("no_consensus", "too_few_answers") and bool(each[0] or each[2]) and not is_so
+            end in ("no_consensus", "too_few_answers")
+            and sum(votes for votes, _ in each[2]) == 1
+            and not is_so
             for (end, each), is_so in zip(ends, confirmed, strict=True)
         ]
         self.answers[states] = left & np.array(alone)[at]
