@@ -33,7 +33,8 @@ import dagster as dg
 
 from replay_pipeline.stages.budget.spending import completed_batches
 from tests.roots import pipeline_at
-from tests.support.dagster_web import free_port, graphql, process_tree, sign_in
+from tests.support.dagster_web import graphql, process_tree, sign_in
+from tests.support.ports import free_port
 from tests.support.sessions import SessionBuilder, ToolCall
 from tests.support.settings_files import write_settings
 from tests.support.teachers import TeacherServer

@@ -40,14 +40,8 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.testing import TeacherServer
-from tests.support.dagster_web import (
-    free_port,
-    graphql,
-    launch_batch,
-    process_tree,
-    sign_in,
-    wait_for_run,
-)
+from tests.support.dagster_web import graphql, launch_batch, process_tree, sign_in, wait_for_run
+from tests.support.ports import free_port
 from tests.support.sessions import SessionBuilder, ToolCall
 from tests.support.settings_files import write_settings
 

@@ -29,14 +29,8 @@ import yaml
 
 from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.testing.sample import SESSIONS_DIR
-from tests.support.dagster_web import (
-    free_port,
-    graphql,
-    is_serving,
-    launch_batch,
-    use_password,
-    wait_for_run,
-)
+from tests.support.dagster_web import graphql, is_serving, launch_batch, use_password, wait_for_run
+from tests.support.ports import free_port
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 PORTS = {"db": 5432, "code": 4000, "webserver": 3000, "proxy": 3000}

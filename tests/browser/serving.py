@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from replay_pipeline.storage.processes import child_environment
-from tests.support.dagster_web import address, free_port, sign_in
+from tests.support.dagster_web import address, sign_in
+from tests.support.ports import free_port
 
 REPO = Path(__file__).parents[2]
 CHROMIUM = "/usr/bin/chromium"

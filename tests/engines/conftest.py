@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from replay_pipeline.types import TeacherSpec
+from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
 MODELS = HERE.parents[1] / "build" / "real-model"
@@ -70,9 +70,7 @@ def commands(port: int) -> dict[str, tuple[list[str], str]]:
 @contextlib.contextmanager
 def served(name: str, folder: Path) -> Iterator[Engine]:
     """Run a server until the block ends."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command, model = commands(port)[name]
     log = folder / f"{name}.log"
     with log.open("wb") as file:

@@ -32,14 +32,9 @@ from replay_pipeline.storage.processes import child_environment
 from tests.integration.processes import instance_of, wait_until
 from tests.loopback import webhook
 from tests.roots import pipeline_at, project_root, served_root, with_work
-from tests.support.dagster_web import (
-    free_port,
-    graphql,
-    is_serving,
-    launch_batch,
-    wait_for_run,
-)
+from tests.support.dagster_web import graphql, is_serving, launch_batch, wait_for_run
 from tests.support.forked import BIN, forked, forked_python
+from tests.support.ports import free_port
 from tests.support.sessions import SessionBuilder, ToolCall
 from tests.support.teachers import TeacherServer
 

@@ -22,7 +22,8 @@ from replay_pipeline.assets.night import failure_facts
 from replay_pipeline.assets.resources import PipelineResource
 from tests.integration.processes import instance_of, wait_until
 from tests.roots import PROJECT, pipeline_at, served_root
-from tests.support.dagster_web import free_port, launch_batch, process_tree, sign_in
+from tests.support.dagster_web import launch_batch, process_tree, sign_in
+from tests.support.ports import free_port
 from tests.support.teachers import TeacherServer
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dagster_web import free_port
+from tests.support.ports import free_port
 
 START = [
     str(Path(sys.executable).with_name("ray")),

@@ -25,7 +25,8 @@ from tests.listener import Stranger, stranger
 from tests.roots import pipeline_at, project_root
 from tests.safety.commands import program
 from tests.safety.strange_folder import fill
-from tests.support.dagster_web import address, free_port, graphql, process_tree, sign_in
+from tests.support.dagster_web import address, graphql, process_tree, sign_in
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import socket
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -31,13 +30,6 @@ _OPENER = urllib.request.build_opener(
 )
 """With the cookies that the gates have given it, and passwords for those who ask."""
 _ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+)/\?token=\S+")
-
-
-def free_port() -> int:
-    """A port of loopback on which nobody listens at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def is_serving(url: str) -> bool:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,8 @@ from replay_pipeline.replay import ledger_status
 from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from tests.roots import pipeline_at, served_root
-from tests.support.dagster_web import free_port, process_tree
+from tests.support.dagster_web import process_tree
+from tests.support.ports import free_port
 from tests.support.teachers import TeacherServer
 
 LATENCY_S = 1.0
@@ -76,7 +78,7 @@ def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_
                 _started(form, environment, folder / "log", is_first=is_first, is_deaf=is_deaf)
             )
             if form == "compose entry point":
-                _launch_run(root, process.port, batches[0])
+                _launch_run(root, process, batches[0], folder / "log")
             _wait(lambda: server.bill().n_charged >= _N_BEFORE, process.popen, folder / "log")
             everyone = process_tree(process.popen.pid)
             began = time.monotonic()
@@ -162,26 +164,23 @@ def _command(form: str, port: int) -> list[str]:
             return [*supervised, *night]
 
 
-def _launch_run(root: Path, port: int, batch: str) -> None:
+def _launch_run(root: Path, process: _Process, batch: str, log: Path) -> None:
     """Have the code location start a run, as the daemon does when a run leaves the queue."""
+    _wait(lambda: _listens(process.port), process.popen, log)
     home = root / ".dagster"
     with dg.DagsterInstance.from_config(str(home)) as instance:
         instance.add_dynamic_partitions("trace_batch", [batch])
-        options = WorkspaceOpts(grpc_host="127.0.0.1", grpc_port=port)
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                execute_launch_command(
-                    instance=instance,
-                    workspace_opts=options,
-                    job_name="replay_batches",
-                    tags=f'{{"dagster/partition": "{batch}"}}',
-                )
-                break
-            except Exception:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
+        execute_launch_command(
+            instance=instance,
+            workspace_opts=WorkspaceOpts(grpc_host="127.0.0.1", grpc_port=process.port),
+            job_name="replay_batches",
+            tags=f'{{"dagster/partition": "{batch}"}}',
+        )
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _home_without_queue(root: Path) -> Path:

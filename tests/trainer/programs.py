@@ -4,8 +4,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.support.dagster_web import free_port
 from tests.support.forked import BIN, forked
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+from tests.support.ports import free_port
 from tests.trainer.diloco.loopback import LoopbackServer
 
 
@@ -17,9 +18,7 @@ class MotoServer:
     """`moto_server` on a free port of loopback."""
 
     def __init__(self, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         with (folder / "moto.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [Path(sys.executable).with_name("moto_server"), "-p", str(self.port)],
