@@ -45,9 +45,6 @@ MAKERS = {"gpt": "openai", "meta-llama": "meta", "open-mi": "mistral", "command"
 DATA = Path("berkeley-function-call-leaderboard/bfcl_eval/data")
 MOST_UNREADABLE = 0.1
 """A model whose answers can't be read more often is left out: its form is not known here."""
-DATA = Path("berkeley-function-call-leaderboard/bfcl_eval/data")
-MOST_UNREADABLE = 0.1
-"""A model whose answers can't be read more often is left out: its form is not known here."""
 PRICES = {
     "gpt-4o-mini-2024-07-18": (0.15, 0.60),
     "meta-llama_Meta-Llama-3-70B-Instruct": (0.59, 0.79),
