@@ -40,6 +40,9 @@ CATEGORIES = {
 }
 """Names of the answers, and files of the questions. In `relevance` no tool fits, and words are right; what is right
 in `rest` was found by sending the request."""
+LANGUAGES = {"java": "Java", "javascript": "JavaScript"}
+"""Categories whose arguments are written in another language: the leaderboard asks for texts, and scores anything else as
+wrong."""
 MAKERS = {"gpt": "openai", "meta-llama": "meta", "open-mi": "mistral", "command": "cohere"}
 """Where the first word of a name is not its maker's."""
 DATA = Path("berkeley-function-call-leaderboard/bfcl_eval/data")
@@ -189,8 +192,25 @@ def questions(checkout: Path) -> dict[str, dict[str, Any]]:
     for category, name in CATEGORIES.items():
         for line in (folder / f"{name}.json").read_text("utf-8").splitlines():
             row = json.loads(line)
+            if (language := LANGUAGES.get(category)) is not None:
+                for tool in row["function"]:
+                    tool["parameters"]["properties"] = {
+                        key: _written_in(language, value)
+                        for key, value in tool["parameters"]["properties"].items()
+                    }
             found[f"{category}_{row['id'].rsplit('_', 1)[1]}"] = row
     return found
+
+
+def _written_in(language: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an argument as the models were shown it: a text with a value of that language.
+
+    Lists and objects are right without quotes too.
+    """
+    form = f" A {language} value of type {about['type']}, in string representation."
+    is_text = about["type"] not in ("array", "Array", "ArrayList", "dict", "HashMap", "any")
+    kind = {"type": "string"} if is_text else {}
+    return {**kind, "description": about.get("description", "") + form}
 
 
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "HashMap": "object"}
