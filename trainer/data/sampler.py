@@ -29,7 +29,8 @@ def groups_of(rows: Sequence[Mapping[str, Any]], by: str = "session") -> list[st
 
     If one state prefers an action to another, and a second state prefers the reverse, then in one
     step the looks of the actions cancel out and only the prompts matter. In separate steps, each
-    step would first learn to like one of the two actions.
+    step would first learn to like one of the two actions. Rows that are only imitated, whose sides
+    are one action, stay with their sessions: a step of one action alone teaches to do it always.
     """
     sessions = [f"session:{row.get('session_id') or i}" for i, row in enumerate(rows)]
     if by == "session":
@@ -37,7 +38,7 @@ def groups_of(rows: Sequence[Mapping[str, Any]], by: str = "session") -> list[st
     sides = [tuple(_action_key(row.get(side)) for side in ("chosen", "rejected")) for row in rows]
     there = set(sides)
     return [
-        f"sides:{min(both)}{max(both)}" if both[::-1] in there else session
+        f"sides:{min(both)}{max(both)}" if both[0] != both[1] and both[::-1] in there else session
         for session, both in zip(sessions, sides, strict=True)
     ]
 

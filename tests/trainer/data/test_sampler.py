@@ -66,6 +66,11 @@ def test_pairs_of_two_actions_that_both_win_somewhere_are_one_group():
     assert groups_of([{}, {}]) == ["session:0", "session:1"]
 
 
+def test_rows_that_imitate_one_action_are_no_group():
+    rows = [prefers("done", "done", session) for session in ("first", "second")]
+    assert groups_of(rows, "actions") == groups_of(rows) == ["session:first", "session:second"]
+
+
 @pytest.mark.parametrize(
     ("n_pairs", "n_steps"), [(4, 10), (20, 50), (240, 300), (400, 300), (1200, 300), (5000, 1250)]
 )
