@@ -115,8 +115,8 @@ dollar-quick: $(STAMP)
 
 dollar: $(STAMP)
 	$(SMOLLM2)
-	$(DOLLAR) build/dollar --draw 24
-	$(DOLLAR) build/dollar --draw 24 --by steps
+	$(DOLLAR) build/dollar --draw 27
+	$(DOLLAR) build/dollar --draw 27 --by steps
 
 # What real models' scored answers teach: ANSWERS and QUESTIONS are checkouts (recipes/real_answers/README.md). Some 20
 # minutes of one core, or a day.
