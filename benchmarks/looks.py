@@ -97,7 +97,10 @@ def count(
     if answers is None or is_changed or not all(recorded) or purpose_of(look) == "books":
         return
     pairs = zip(answers, recorded, strict=True)
-    is_other = any(not is_same_text(a.text, text, state.get("cwd") or "/") for a, text in pairs)
+    is_other = any(
+        not is_same_text(_REMINDERS.sub("", a.text), text, state.get("cwd") or "/")
+        for a, text in pairs
+    )
     found.update(compared=1, other=is_other)
     if is_other:
         told = [answer.text for answer in answers]

@@ -125,7 +125,8 @@ class ReplaySettings(_Section):
     log and the files as they were; each look is a further, mostly cached, request."""
     looks_share: Annotated[float, Field(ge=0)] = 0.3
     """What teachers are asked after a look costs at most so much of what the first steps of a run's questions
-    cost. So a run costs at most 1.3 times as much as without looks. Who can't be asked on has no vote."""
+    cost, or five cents. So a run costs at most 1.3 times as much as without looks, unless it costs a few cents.
+    Who can't be asked on has no vote."""
     steps_after: Annotated[int, Field(ge=0)] = 0
     """So many steps each teacher goes on behind its vote, where `workspaces.execute` lets its actions be carried
     out. They are published in `answers` with the kind `continuation`, judged by nobody."""
@@ -356,6 +357,8 @@ class Settings(_Section):
             raise ConfigError(f"{'the command line' if is_told else path}: {what}") from error
         except (ConfigError, StorageError):
             raise
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path}: no such settings file") from error
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from error
 

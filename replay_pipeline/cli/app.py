@@ -84,7 +84,7 @@ TeachersOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 BatchOption = Annotated[
     list[str] | None,
-    typer.Option("--batch", help="Only this trace batch; can be repeated.", metavar="KEY"),
+    typer.Option("--batch", help="Only this batch; can be repeated.", metavar="KEY"),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before paying.")]
 BudgetOption = Annotated[

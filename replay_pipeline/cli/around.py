@@ -129,7 +129,7 @@ def _trust(what: str, key: str | None) -> None:
 @app.command()
 def ui(
     data: DataOption = None,
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 3000,
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="PORT")] = 3000,
     sample: Annotated[
         bool, typer.Option("--demo", help="Prepare the data root like `demo`.")
     ] = False,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from rich import markup
@@ -233,7 +234,13 @@ def show_look(overview: Report) -> None:
         ("cost", _cost_words(overview)),
         ("by month", _first_of(_by_period(overview, 7))),
         ("by day", _first_of(_by_period(overview, 10))),
-        ("dearest", "; ".join(f"${usd:,.2f} {title[:40]}" for title, usd in overview["dearest"])),
+        (
+            "dearest",
+            "; ".join(
+                f"${usd:,.2f} {shorten(title, 40, placeholder='…')}"
+                for title, usd in overview["dearest"]
+            ),
+        ),
         (
             "projects",
             _first_of({p["name"]: f"${p['cost_usd']:,.2f}" for p in overview["projects"]}),
@@ -353,6 +360,17 @@ def show_verdict(report: Report) -> None:
         say(f"Play: {_PLAY}.")
 
 
+def show_price(report: Report) -> None:
+    """Show what a verdict would cost."""
+    say(
+        f"It asks {report['model']} at {report['n_decisions']:,} decisions of {report['than']}, and the panel "
+        f"({', '.join(report['panel'])}) where the two do something else. If that is {report['share_apart']:.0%} of them, "
+        f"it costs about ${report['expected_usd']:.2f}, and ${report['most_usd']:.2f} if it is all. It ends as soon as "
+        f"the answer is known, and at your ceiling of ${report['ceiling_usd']:.2f}."
+    )
+    next_step(f"`replay-pipeline verdict {report['model']}` asks them")
+
+
 def show_workspace(report: Report) -> None:
     """Show the files at a state, those first that differ from the commit."""
     names = ("state_id", "session_id", "cwd", "branch", "root", "commit", "n_files", "calls")
@@ -381,9 +399,12 @@ def show_ingest(report: Report) -> None:
     rows.append(("redacted", report.get("redactions")))
     fidelity = report.get("fidelity")
     if isinstance(fidelity, float):
-        rows.append(("fidelity", f"{100 * fidelity:.1f} % of prefixes within 10 % of the recorded"))
+        told = f"as long as recorded, within 10 %, in {100 * fidelity:.1f} % of the states"
+        rows.append(("prompts", told))
     if "new_states" in report:
-        rows.insert(0, ("new", f"{report['new_sessions']} sessions, {report['new_states']} states"))
+        rows.insert(
+            0, ("new", f"{report['new_sessions']:,} sessions, {report['new_states']:,} states")
+        )
     _table("Ingested", rows)
     out.print(escape(read_words(report)), soft_wrap=True)
     if "written_to" in report:
@@ -401,7 +422,7 @@ def read_words(report: Report) -> str:
     rows, used = (report.get(n, report.get(f"new_{n}")) or 0 for n in ("rows", "rows_used"))
     answers = dict(report.get("model_answers", report.get("answers")) or {})
     n_answers, n_states = answers.pop("in_files", 0), answers.pop("states", 0)
-    not_states = f" ({_words(answers)})" if any(answers.values()) else ""
+    not_states = f" (others: {_counted(answers)})" if any(answers.values()) else ""
     reasons = report.get("skipped", report.get("rows_skipped")) or {}
     words = f"Read {files - sum(skipped.values()):,} of {files:,} files"
     words += f" (not read: {_words(skipped)})" if skipped else ""

@@ -30,7 +30,8 @@ def normalize(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="`agent`, `default`, `tool_calls`, `strict`, `lint`, `none` or a YAML file."
+            help="`agent`, `default`, `tool_calls`, `strict`, `lint`, `none` or a YAML file.",
+            metavar="NAME",
         ),
     ] = None,
     allow_operator: Annotated[
@@ -63,7 +64,7 @@ def publish(
         typer.Option("--to", help="Dataset folder or URL.", parser=as_path, metavar="DIR"),
     ] = None,
     repo: Annotated[
-        str | None, typer.Option(help="Hub dataset `owner/name`; needs `HF_TOKEN`.")
+        str | None, typer.Option(help="Hub dataset `owner/name`; needs `HF_TOKEN`.", metavar="REPO")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -94,7 +95,8 @@ def retract(
     data: DataOption = None,
     settings: SettingsOption = None,
     repo: Annotated[
-        str | None, typer.Option(help="Also remove them from this Hub dataset, `owner/name`.")
+        str | None,
+        typer.Option(help="Also remove them from this Hub dataset, `owner/name`.", metavar="REPO"),
     ] = None,
     erase: Annotated[
         bool, typer.Option(help="Forget the history of the Hub dataset too. Can't be undone.")
@@ -130,7 +132,9 @@ def retract(
 def train(
     data: DataOption = None,
     settings: SettingsOption = None,
-    config: Annotated[Path | None, typer.Option(help="The trainer's YAML file.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The trainer's YAML file.", metavar="FILE")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train on the published dataset."""

@@ -18,13 +18,20 @@ def harness_record(
         ),
     ],
     agent: Annotated[
-        str | None, typer.Option(help="The client's name in logs, if its request doesn't say it.")
+        str | None,
+        typer.Option(
+            help="The client's name in logs, if its request doesn't say it.", metavar="NAME"
+        ),
     ] = None,
     version: Annotated[
-        str | None, typer.Option(help="Its version, if its request doesn't name it.")
+        str | None,
+        typer.Option(help="Its version, if its request doesn't name it.", metavar="NUMBER"),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Longest time until its request, in seconds.")
+        float,
+        typer.Option(
+            "--timeout", help="Longest time until its request, in seconds.", metavar="SECONDS"
+        ),
     ] = 60.0,
     data: DataOption = None,
     settings: SettingsOption = None,

@@ -33,7 +33,8 @@ def pairs(
     settings: SettingsOption = None,
     batch: BatchOption = None,
     threshold: Annotated[
-        int | None, typer.Option(help="Votes of distinct model families that make a consensus.")
+        int | None,
+        typer.Option(help="Votes of distinct model families that make a consensus.", metavar="N"),
     ] = None,
     marks: Annotated[
         Path | None, typer.Option(help="Marks exported from the page of `look`.", metavar="FILE")
@@ -57,7 +58,9 @@ def pairs(
 def pairs_show(
     data: DataOption = None,
     settings: SettingsOption = None,
-    top: Annotated[int, typer.Option(min=1, help="How many of the list to show.")] = 20,
+    top: Annotated[
+        int, typer.Option(min=1, help="How many of the list to show.", metavar="N")
+    ] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """List the pairs in the order of review: the least certain first."""

@@ -26,6 +26,7 @@ from replay_pipeline.cli.console import (
     show_compare,
     show_control,
     show_estimate,
+    show_price,
     show_replay,
     show_teachers,
     show_verdict,
@@ -95,7 +96,7 @@ def control(
     max_total_usd: Annotated[
         float, typer.Option("--budget", min=0, help="Hard ceiling in US dollars.", metavar="USD")
     ] = 1.0,
-    states: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 50,
+    states: Annotated[int, typer.Option(min=1, help="Size of the sample.", metavar="N")] = 50,
     as_json: JsonOption = False,
 ) -> None:
     """Ask the agents' own models again, and report how often they take another action than the recorded one.
@@ -133,7 +134,9 @@ def verdict(
     cohort: Annotated[
         str, typer.Option(help="Name under which the decisions are kept.", metavar="NAME")
     ] = "default",
-    size: Annotated[int, typer.Option(min=30, help="Decisions of a new cohort.")] = 150,
+    size: Annotated[
+        int, typer.Option(min=30, help="Decisions of a new cohort.", metavar="N")
+    ] = 150,
     instructions: Annotated[
         typer.FileText | None,
         typer.Option(
@@ -156,8 +159,7 @@ def verdict(
 
     with progress_bars() as on_progress:
         work = open_pipeline(settings, data, teachers=teachers, on_progress=on_progress)
-        if model is not None:
-            chosen(work, None)
+        chosen(work, None)
         if model is None:
             found = compare(work)
         elif only_estimate:
@@ -166,7 +168,7 @@ def verdict(
             cost = verdicts.verdict_estimate(
                 work, model, than=than, cohort=cohort, n_decisions=size, tell=tell
             )
-            found = {**cost.to_json(), "words": words, "ceiling_usd": max_total_usd}
+            found = {**cost, "words": words, "ceiling_usd": max_total_usd}
         else:
             found = verdicts.verdict_run(
                 work,
@@ -178,7 +180,7 @@ def verdict(
                 instructions=instructions.read() if instructions else None,
                 tell=None if as_json else _say_known,
             ).report
-    show = show_compare if model is None else show_estimate if only_estimate else show_verdict
+    show = show_compare if model is None else show_price if only_estimate else show_verdict
     print_report(found, as_json=as_json, show=show)
     if code := _VERDICT_CODES.get(str(found.get("answer")), 0):
         raise typer.Exit(code)
@@ -208,9 +210,12 @@ def teachers_list(
 @teachers_app.command("serve")
 def teachers_serve(
     answers: Annotated[
-        Path | None, typer.Option(help="Recorded answers (JSON lines). By default the sample's.")
+        Path | None,
+        typer.Option(
+            help="Recorded answers (JSON lines). By default the sample's.", metavar="FILE"
+        ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8400,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT")] = 8400,
 ) -> None:
     """Serve recorded answers on this machine, in OpenRouter's protocol.
 

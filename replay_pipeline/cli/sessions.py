@@ -115,7 +115,9 @@ def ingest(
     ] = None,
     out_dir: Annotated[
         Path | None,
-        typer.Option("--out", help="Write plain tables here, outside any data root."),
+        typer.Option(
+            "--out", help="Write plain tables here, outside any data root.", metavar="DIR"
+        ),
     ] = None,
     data: DataOption = None,
     settings: SettingsOption = None,

@@ -148,10 +148,10 @@ def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:
     known = work.batches()
     if unknown := sorted(set(batches or ()) - set(known)):
         raise ConfigError(
-            f"no trace batch {', '.join(unknown)}; there are: {', '.join(known) or 'none yet'}"
+            f"no batch {', '.join(unknown)}; there are: {', '.join(known) or 'none yet'}"
         )
     if not known:
-        raise ConfigError(f"{work.root.path}: no trace batches; run `replay-pipeline ingest` first")
+        raise ConfigError(f"{work.root.path}: no sessions yet; run `replay-pipeline ingest` first")
     return [key for key in known if not batches or key in batches]
 
 

@@ -89,6 +89,7 @@ def demo(
             help="Folder of a pretrained model to train by adapters, instead of a tiny one.",
             exists=True,
             file_okay=False,
+            metavar="DIR",
         ),
     ] = None,
     until_pairs: Annotated[

@@ -60,16 +60,20 @@ def workspace_show(
 def workspace_serve(
     dataset: Annotated[
         str | None,
-        typer.Option(help="Offer the states of this dataset instead: a folder or Hub id."),
+        typer.Option(
+            help="Offer the states of this dataset instead: a folder or Hub id.", metavar="DATASET"
+        ),
     ] = None,
     data: DataOption = None,
     settings: SettingsOption = None,
     sessions: SourcesOption = None,
     repository: RepositoriesOption = None,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8000,
-    limit: Annotated[int, typer.Option(min=1, help="How many states to offer.")] = 200,
-    max_calls: Annotated[int, typer.Option(min=1, help="Most calls in an episode.")] = 32,
+    host: Annotated[str, typer.Option(help="Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free port.", metavar="PORT")] = 8000,
+    limit: Annotated[int, typer.Option(min=1, help="How many states to offer.", metavar="N")] = 200,
+    max_calls: Annotated[
+        int, typer.Option(min=1, help="Most calls in an episode.", metavar="N")
+    ] = 32,
 ) -> None:
     """Offer states as an environment that OpenEnv's clients speak to.
 

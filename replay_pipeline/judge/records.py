@@ -111,17 +111,18 @@ def positive_row(
     case: Case,
     consensus: Consensus,
     action: Action,
+    kind: str,
     p_chosen_right: float,
     looks: Sequence[Look] = (),
 ) -> dict[str, Any]:
-    """Return the row of a lesson: a state, looks that the action needs, and the action that teachers agree on."""
+    """Return the row of a positive: a state, looks that the action needs, and the action that teachers chose."""
     shared = _shared(case.state)
     del shared["hint"]
     return {
         **shared,
         "action": action.render(),
         "action_message": action.to_message(),
-        "kind": "agreement" if action is case.agent else "lesson",
+        "kind": kind,
         "p_chosen_right": p_chosen_right,
         "n_teachers_agreeing": consensus.n_families,
         "n_teachers_asked": len(case.asked),

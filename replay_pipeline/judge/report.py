@@ -103,14 +103,14 @@ class PairReport:
             self.n_control_mismatch += case.has_control_left
         if consensus is not None and judgment.outcome == "agreement":
             p = right_if_agreed(len(case.voting) - consensus.n_families)
-            self.positives.append(positive_row(case, consensus, case.agent, p))
+            self.positives.append(positive_row(case, consensus, case.agent, "agreement", p))
             if len(case.voting) == 1:
                 self._once.append((case.voting[0].row.teacher, self.positives[-1]))
         if isinstance(answer := judgment.unconfirmed, str):
             self.answers_left_out[answer] += 1
         elif answer is not None:
-            row = positive_row(case, answer.by, answer.action, answer.p_right, answer.looks)
-            self.positives.append(row | {"kind": "answer"})
+            told = answer.action, "answer", answer.p_right, answer.looks
+            self.positives.append(positive_row(case, answer.by, *told))
             self.n_answers += 1
         self._explore(judgment)
         for one, other, found in judgment.levels:
@@ -149,9 +149,10 @@ class PairReport:
         case, consensus = judgment.case, judgment.consensus
         assert consensus is not None, "what makes no consensus teaches nothing"
         action = consensus.action if consensus.action.calls or case.agent.calls else case.agent
-        row = positive_row(case, consensus, action, p_right, judgment.looks)
         is_lesson = p_right >= LEAST_LESSON
-        self.positives.append(row if is_lesson else row | {"kind": "answer"})
+        kind = "agreement" if action is case.agent else "lesson"
+        kind = kind if is_lesson else "answer"
+        self.positives.append(positive_row(case, consensus, action, kind, p_right, judgment.looks))
         self.n_lessons += is_lesson
         self.n_answers += not is_lesson
 

@@ -272,7 +272,9 @@ class Strength:
     def _at(self, kinds: Sequence[str]) -> str:
         shares = ((kind_in_words(kind), *self.right_at[kind]) for kind in kinds)
         return (
-            ", ".join(f"{kind} ({own:.0%} to {agent:.0%})" for kind, own, agent in shares)
+            ", ".join(
+                f"{kind} ({own:.0%} right, the agent {agent:.0%})" for kind, own, agent in shares
+            )
             or "nothing"
         )
 

@@ -301,14 +301,7 @@ class _BatchFiles:
             for side, found in self._talks.items()
         }
         ties = _shas(shared)
-        totals = (
-            "n_pairs",
-            "n_distillable",
-            "n_sharing_vendor",
-            "n_hints",
-            "n_positives",
-            "n_answers",
-        )
+        totals = ("n_pairs", "n_distillable", "n_sharing_vendor", "n_hints")
         manifest = {
             "trace_batch": batch.key,
             "layout": layout.VERSION,

@@ -132,7 +132,9 @@ class _AsAt:
         found = self._history.below(folder, self._commit(tree))
         if not found:
             return None  # git has nothing there, and knows not what else is
-        gone = {path for path in found if tree.may_be_gone(tree.relative(path))}
+        gone = {
+            path for path in found if tree.is_named_by_change(tree.relative(path), is_removal=True)
+        }
         more = self._history.others_below(folder, {*found})
         if gone or more:
             self.n_possible = max(self.n_possible, 2)

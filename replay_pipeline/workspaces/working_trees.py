@@ -90,13 +90,12 @@ class WorkingTree:
         """Return the repository's name for a path below the root."""
         return path.removeprefix(self.root + "/")
 
-    def may_be_gone(self, relative: str) -> bool:
-        """Return whether a command that removes or moves files names one, since git last put files there."""
-        return any(relative in command and _REMOVES.search(command) for command in self.changes)
-
-    def is_named_by_change(self, relative: str) -> bool:
-        """Return whether a command that may have changed files names one, since git last put files there."""
-        return any(relative in command for command in self.changes)
+    def is_named_by_change(self, relative: str, *, is_removal: bool = False) -> bool:
+        """Return whether a command that may have changed, or removed, files names one, since git last put files there."""
+        return any(
+            relative in command and (not is_removal or _REMOVES.search(command))
+            for command in self.changes
+        )
 
     def add(self, evidence: Evidence) -> None:
         """Add evidence about a file."""

@@ -91,7 +91,7 @@ def test_nothing_of_a_demo_that_was_just_made_is_stale(opened, ui):
     expect(page.get_by_text("Unsynced")).to_have_count(0)
 
 
-def test_a_batch_shows_figures_tables_samples_and_pictures(opened, ui):
+def test_a_batch_shows_figures_tables_and_samples_and_a_model_its_curves(opened, ui):
     page = opened(f"{ui}/assets/dpo_pairs?view=partitions")
     open_first_batch(page)
     expect(page.get_by_text("usd_per_pair")).to_be_visible(timeout=PATIENCE_MS)
@@ -106,7 +106,11 @@ def test_a_batch_shows_figures_tables_samples_and_pictures(opened, ui):
     page.goto(f"{ui}/assets/teacher_actions?view=partitions")
     open_first_batch(page)
     expect(page.get_by_text("usd deepseek", exact=True)).to_be_visible(timeout=PATIENCE_MS)
-    assert pictures(page) == [440]
+    expect(row(page, "cost_by_teacher")).to_contain_text("█")
+
+    page.goto(f"{ui}/assets/trained_model")
+    expect(row(page, "train/loss by step")).to_be_visible(timeout=PATIENCE_MS)
+    assert set(pictures(page)) == {440}
 
 
 def test_checks_say_what_they_look_for(opened, ui):

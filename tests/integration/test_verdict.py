@@ -132,8 +132,14 @@ def test_a_cohort_is_of_one_agent_and_a_panel_needs_two_other_makers(root):
 def test_a_price_and_public_scores_are_told_for_free(root):
     found, cost = ask(root, "mistralai/worse", "--estimate", "--cohort", "free")
     assert found.exit_code == 0, found.output
-    assert cost["expected_usd"] > 0
     assert cost["words"]
+    # The panel is asked where the models differ alone, and one that is worse does so at most decisions.
+    assert 0 < cost["expected_usd"] < cost["most_usd"]
+    assert len(cost["teachers"]) == 1 + len(cost["panel"])
+    report = ask(root, "mistralai/worse", "--cohort", "free", "--budget", "5")[1]
+    assert report["spent_usd"] <= cost["most_usd"]
+    after = ask(root, "mistralai/other", "--estimate", "--cohort", "free")[1]
+    assert cost["share_apart"] < after["share_apart"] < report["n_apart"] / report["n_judged"]
 
 
 def test_without_an_answer_and_without_a_network_what_is_known_is_told(root, tmp_path):

@@ -4,8 +4,9 @@ Each step is a question of its own, with its own hash and its own booking. So a 
 it was, and pays no step twice. The prompt of a step begins with that of the step before, which the provider has
 in its cache.
 
-What is asked after looks may cost a share of what first steps cost. So teachers are asked on once all first steps of
-a round are answered. Who goes on depends on these answers alone, not on the order in which they came.
+What is asked after looks may cost a share of what first steps cost, or five cents in a small run. So teachers are
+asked on once all first steps of a round are answered. Who goes on depends on these answers alone, not on the order in
+which they came.
 """
 
 from collections import Counter, defaultdict
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.keys import purpose_of
-from replay_pipeline.replay.buy.lanes import LaneQuestion, looked_at
+from replay_pipeline.replay.buy.lanes import LEAST_LOOKS_USD, LaneQuestion, looked_at
 from replay_pipeline.replay.dialects import RequestOptions
 from replay_pipeline.replay.dialects.requests import RequestBuilder
 from replay_pipeline.replay.money.calls import LedgerEntries, decode_row
@@ -51,7 +52,7 @@ class Looks:
     most: int = MAX_LOOKS
     """So many steps at most only look."""
     share: float = LOOKS_SHARE
-    """So much of what first steps cost may be paid for the steps after them."""
+    """So much of what first steps cost may be paid for the steps after them, or `LEAST_LOOKS_USD` unless it is 0."""
 
     @property
     def n_most(self) -> int:
@@ -188,7 +189,8 @@ class Looks:
         rates = {
             teacher: usd[teacher, is_after] / n for (teacher, is_after), n in sorted(tokens.items())
         }
-        return self.share * first_usd - looks_usd, rates
+        least_usd = LEAST_LOOKS_USD if self.share else 0.0
+        return max(self.share * first_usd, least_usd) - looks_usd, rates
 
     def look_up(self, ledger: Ledger, steps: Iterable[LaneQuestion]) -> tuple[LedgerEntries, bool]:
         """Find what a ledger knows of questions and of the steps behind them, and whether that is all."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from replay_pipeline.judge.precision import Calibration
 from replay_pipeline.judge.rule import Decision, rule, standing_of_pattern
 from replay_pipeline.judge.strengths import SAME, Reliability, Scores, action_groups
 from replay_pipeline.replay.buy.buying import Buyer, Market, market_of
-from replay_pipeline.replay.buy.lanes import LaneQuestion, Lanes, tasks_of
+from replay_pipeline.replay.buy.lanes import LEAST_LOOKS_USD, LaneQuestion, Lanes, tasks_of
 from replay_pipeline.replay.buy.places import Place
 from replay_pipeline.replay.buy.policy import Policy, copies_agent
 from replay_pipeline.replay.dialects.prices import NANO, Price, usd
@@ -220,7 +220,7 @@ def what_is_left(plan: Plan, *, ceiling_usd: float | None = None) -> Estimate:
     buyer = Buyer(plan.market, plan.policy)
     seen = _Answered(plan, buyer.teachers)
     votes = _Votes(plan, buyer.teachers, seen, chance)
-    lanes = [_lane_usd(plan, number, votes.asked[number], chance) for number in buyer.teachers]
+    lanes = _lanes(plan, votes, buyer.teachers, chance)
     rows = tuple(lane.row for lane in lanes if lane.row)
     by_state: Array = sum((lane.usd_S_D for lane in lanes), np.zeros((len(plan.states), _N_DRAWS)))
     total = by_state.sum(axis=0)
@@ -633,6 +633,19 @@ def _assumed(agent: Array, teachers: Array, n_agent: int, n_most: int, n_groups:
 class _Lane:
     usd_S_D: Array
     row: TeacherEstimate | None
+
+
+def _lanes(
+    plan: Plan, votes: _Votes, teachers: Sequence[int], chance: np.random.Generator
+) -> list[_Lane]:
+    """Play the lanes of all teachers, and again with a larger share for looks if the run is small."""
+    lanes = [_lane_usd(plan, number, votes.asked[number], chance) for number in teachers]
+    total_usd = sum(float(lane.usd_S_D.sum(axis=0).mean()) for lane in lanes)
+    first_usd = total_usd / (1 + plan.looks_share)  # or more
+    if 0 < plan.looks_share * first_usd < LEAST_LOOKS_USD:
+        plan = replace(plan, looks_share=LEAST_LOOKS_USD / first_usd)
+        lanes = [_lane_usd(plan, number, votes.asked[number], chance) for number in teachers]
+    return lanes
 
 
 def _lane_usd(plan: Plan, number: int, asked: Array, chance: np.random.Generator) -> _Lane:

@@ -13,6 +13,8 @@ from replay_pipeline.replay.money.calls import LostCall
 from replay_pipeline.types import Look, TeacherSpec, TraceState
 
 Lanes = list[tuple[TeacherSpec, deque["LaneQuestion"]]]
+LEAST_LOOKS_USD = 0.05
+"""The share of looks bites only above this: that of a few first steps would pay for no look, and waste their votes."""
 
 
 @dataclass(slots=True)

@@ -165,7 +165,10 @@ async def fetch_prices(
                     book.remember(url, await client.models(url, keys[teacher.name]))
                 except TeacherError as error:
                     if not book.models(url):
-                        raise PriceError(f"teacher {teacher.name}: no price: {error}") from error
+                        raise PriceError(
+                            f"teacher {teacher.name}: no price: {error}; retry with a network (prices are kept), "
+                            "or set `price` of the teacher"
+                        ) from error
                     logger.warning("using an older price list: %s", error)
             _check_served(teacher, book.models(url))
     return {teacher.name: book.price(teacher) for teacher in teachers}

@@ -34,7 +34,7 @@ from replay_pipeline.judge.verdict import (
     judged,
     verdict,
 )
-from replay_pipeline.replay import Estimate, estimate, openrouter_name, replay_in_thread
+from replay_pipeline.replay import estimate, openrouter_name, replay_in_thread
 from replay_pipeline.replay.ask.looks import ANY_SHARE
 from replay_pipeline.replay.dialects.replies import MALFORMED
 from replay_pipeline.stages.pages.costs import turn_usd
@@ -56,6 +56,8 @@ _CEILING_SHARE = 0.25
 """The most that this may take of the money."""
 _MOST_PANEL = 3
 _FEWEST_OF_KIND = 10
+_ASSUMED_APART = 20, 10
+"""Decisions, and those at which models differ, before a verdict has told."""
 _OTHER_KINDS = "other kinds"
 """What decisions are called of whose kind there are fewer."""
 _WHO = {"could": "the model", "could not": "the agent", "can't tell": "not known yet"}
@@ -534,6 +536,8 @@ def _report(
         "again": asdict(verdict(itself)) if len(itself) > 1 else None,
         "counts": dict(tally.counts),
         "n_tried": sum(each.is_tried for _, each in tally.found),
+        "n_judged": len(tally.found),
+        "n_apart": sum(each.differs for _, each in tally.found),
         "usd_per_100": 100 * fmean(tally.usd.values()) if tally.usd else None,
         "agent_usd_per_100": 100 * fmean(known) if known else None,
     }
@@ -600,17 +604,40 @@ def verdict_estimate(
     cohort: str,
     n_decisions: int,
     tell: Callable[[str], None],
-) -> Estimate:
-    """Return what a verdict would cost. `tell` is given what is known for free."""
+) -> dict[str, Any]:
+    """Return what a verdict would cost: at most, and where the panel is asked as often as in the verdicts before.
+
+    `tell` is given what is known for free.
+    """
     agent, drawn, _ = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
     for words in _prior_words(project, model, agent):
         tell(words)
-    with project.teachers(project.root.batches("states")) as teachers:
+    n, n_apart = _ASSUMED_APART
+    for receipt in project.receipts.all(stage="verdict"):
+        n += receipt.report.get("n_judged", 0)
+        n_apart += receipt.report.get("n_apart", 0)
+    batches = project.root.batches("states")
+    places = sorted(place for run in drawn for place in run)
+    with project.teachers(batches) as teachers, who_answers_looks(project, batches) as looks:
         candidate, panel = models_of(project, teachers, model, agent)
-        return estimate(
-            _states(project, sorted(place for run in drawn for place in run)),
+        cost = estimate(
+            _states(project, places),
             [candidate, *panel],
             ledger=project.settings.ledger_url(),
+            looks=looks,
+            max_looks=project.settings.replay.max_looks,
+            looks_share=ANY_SHARE,
             accepted_terms=_terms([candidate, *panel]),
             **accounts(project),
         )
+    own_usd = sum(row.expected_usd for row in cost.teachers if row.teacher == candidate.name)
+    return {
+        "model": candidate.model,
+        "than": agent,
+        "panel": [teacher.name for teacher in panel],
+        "n_decisions": len(places),
+        "share_apart": n_apart / n,
+        "expected_usd": own_usd + (cost.expected_usd - own_usd) * n_apart / n,
+        "most_usd": cost.expected_usd,
+        "teachers": [asdict(row) for row in cost.teachers],
+    }

@@ -151,7 +151,9 @@ def look(
     """
     sources = list(paths or default_sources())
     if not sources:
-        raise IngestError("no session found: name a folder or a .jsonl file")
+        raise IngestError(
+            "Claude Code has kept no session on this machine: name a folder or a .jsonl file"
+        )
     result = ingest(sources, salt=salt, on_progress=on_progress)
     facts = result.report.to_json()
     contents = Contents(

@@ -30,7 +30,7 @@ def test_each_teacher_is_told_with_its_share_of_right_answers_and_what_one_costs
     own, agent = found["deepseek-v4-pro"].right_at["forecast"]
     assert own > agent + 0.15
     row = found["deepseek-v4-pro"].row()
-    assert f"forecast ({own:.0%} to {agent:.0%})" in row["stronger at"]
+    assert f"forecast ({own:.0%} right, the agent {agent:.0%})" in row["stronger at"]
     assert list(row)[:3] == ["teacher", "answers", "as the agent there"]
     assert list(row)[3:6] == ["right", "agent right", "$ a right answer"]
     assert row["answers"] == "2,000 of 2,000"

@@ -139,9 +139,12 @@ def test_kills_within_continuations_pay_no_step_twice_and_nothing_over_the_ceili
     model, n, n_kills = "deepseek/deepseek-v4-pro", 40, 0
     states = [{**state, "tools": TOOLS} for state in make_states(n, n_sessions=n)]
     n_looks = {state["state_id"]: number % 4 for number, state in enumerate(states)}
-    for place, (ceiling_usd, share) in enumerate(((0.02, 9), (1.0, 9), (0.02, 9), (1.0, 0.3))):
+    for place, (ceiling_usd, share) in enumerate(((0.02, 9), (1.0, 9), (0.02, 9), (20.0, 0.3))):
         ledger = tmp_path / f"{place}.sqlite"
-        with TeacherServer(looking(n_looks, model, n_looks), latency=0.03) as server:
+        dear = (
+            {model: (30.0, 60.0)} if share < 1 else None
+        )  # of so few first steps, cheap looks have no share
+        with TeacherServer(looking(n_looks, model, n_looks), latency=0.03, prices=dear) as server:
             [teacher] = server.teachers([model])
             teacher = teacher.model_copy(update={"timeout_s": 1.0})
             job = {"n": n, "teacher": teacher.model_dump(), "ledger": str(ledger),

@@ -128,6 +128,8 @@ def test_the_ceiling_holds_within_a_continuation_and_the_next_run_ends_it(tmp_pa
 
 
 MODELS = (MODEL, "qwen/qwen3-coder", "z-ai/glm-4.6")
+DEAR = dict.fromkeys(MODELS, (3.0, 15.0))
+"""Prices at which a run of these states is no small one."""
 MANY = [
     {**state, "tools": TOOLS} for state in make_states(60, n_sessions=12, words=1500, prefix="m")
 ]
@@ -147,7 +149,7 @@ def looking_models(often):
 def test_what_is_asked_after_looks_costs_its_share_of_first_steps_at_most(tmp_path, gates):
     """By the server's own bill, against the bill of one step at the same states."""
     options = {"states": MANY, "gates": gates}
-    with TeacherServer(looking_models((3, 0, 2, 1))) as server:
+    with TeacherServer(looking_models((3, 0, 2, 1)), prices=DEAR) as server:
         teachers = server.teachers(MODELS)
         report = ask(teachers, 5, tmp_path / "l", looks_share=0.3, **options)
         total = server.bill().total_nano
@@ -168,6 +170,23 @@ def test_what_is_asked_after_looks_costs_its_share_of_first_steps_at_most(tmp_pa
     assert report.stop_reason == "completed"
     acted = [row for row in report.actions if row.error_code is None and row.looks]
     assert acted
+
+
+@pytest.mark.parametrize(("share", "n_acting"), [(0.3, 3), (0.0, 0)])
+def test_a_run_of_a_single_state_answers_all_looks_unless_none_may_cost_anything(
+    tmp_path, share, n_acting
+):
+    options = {"states": MANY[:1], "gates": (), "looks_share": share}
+    with TeacherServer(looking_models((3,))) as server:
+        teachers = server.teachers(MODELS)
+        plain = estimate(MANY[:1], teachers, gates=())
+        looks = estimate(MANY[:1], teachers, gates=(), looks=answer_looks, looks_share=share)
+        report = ask(teachers, 5, tmp_path / "l", **options)
+        cut = ask(teachers, report.spent_usd / 2, tmp_path / "cut", **options)
+    assert sum(row.error_code is None for row in report.actions) == n_acting
+    assert len(report.actions) == 3
+    assert cut.spent_usd <= report.spent_usd / 2
+    assert (looks.expected_usd > 1.2 * plain.expected_usd) == bool(share)
 
 
 @pytest.mark.parametrize("after", [1, 20, 40])
