@@ -78,6 +78,21 @@ def test_no_bundled_file_trains_by_what_the_recipes_table_shows_to_act_worse():
     assert trained_by(yaml.safe_load(three_channels)) is None
 
 
+def test_the_drift_term_that_ships_has_most_pairs_right_of_those_that_keep_a_third_domain():
+    told = (REPO / "recipes" / "real_model" / "README.md").read_text("utf-8")
+    row = r"^\| ([^|]+) \| (\d+) % \(.+?\) \|.*, [+−](\d+\.?\d*|\.\d+) % \|$"
+    measured = {
+        name: (int(share), float(rise)) for name, share, rise in re.findall(row, told, re.M)
+    }
+    assert len(measured) == 6
+    keeping = {name: share for name, (share, rise) in measured.items() if rise <= 2}
+    [shipped] = [name for name in measured if name.endswith(", as shipped")]
+    assert max(keeping, key=keeping.__getitem__) == shipped
+    for file in ("pretrained.yaml", "demo.yaml"):
+        trl = yaml.safe_load((REPO / "trainer" / file).read_text("utf-8"))["trl"]
+        assert trl["drift_weight"] == float(shipped.removesuffix(", as shipped"))
+
+
 def test_the_readme_tells_what_replay_costs_as_its_page_has_it():
     page = words(REPO / "README.md")
     [figures] = re.findall(
