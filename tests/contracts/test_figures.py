@@ -72,8 +72,10 @@ def test_no_bundled_file_trains_by_what_the_recipes_table_shows_to_act_worse():
     assert {name: settings for name, settings in by.items() if settings in worse} == {}
     # A draw that tells the two named arms apart would refuse the files of the one behind.
     told = copy.deepcopy(table)
-    told["regimes"][told["preregistered"]["regime"]]["epochs"]["named"]["p"] = 0.01
-    assert act_worse(told, recipe) - worse == {"shipped"}
+    figures = told["regimes"][told["preregistered"]["regime"]]["epochs"]
+    figures["named"]["p"] = 0.01
+    behind = "shipped" if figures["named"]["difference"] < 0 else "imitate"
+    assert act_worse(told, recipe) == worse | {behind}
     three_channels = (REPO / "recipes/trl/three_channels.yaml").read_text("utf-8")
     assert trained_by(yaml.safe_load(three_channels)) is None
 
