@@ -250,7 +250,7 @@ def headline(table: Mapping[str, Any] | None) -> str:
     low, high = (100 * each for each in named["interval"])
     verdict = "neither is surely ahead"
     if low > 0 or high < 0:
-        verdict = f"agreement is {'ahead' if low > 0 else 'behind'}"
+        verdict = f"as shipped is {'ahead' if low > 0 else 'behind'}"
     perfect = arms.get("perfect labels")
     best = f"; with perfect labels, to {round(100 * perfect['executed'])} %" if perfect else ""
     return (

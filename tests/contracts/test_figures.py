@@ -44,9 +44,10 @@ def trained_by(values: dict[str, Any]) -> str | None:
 
 
 def act_worse(table: dict[str, Any], recipe: dict[str, Any]) -> set[str]:
-    """Return the settings by which an arm surely acts worse than one of others, or than the untrained model."""
-    # What a ceiling or a control buys tells nothing of settings.
-    own = {arm["name"]: arm.get("settings") for arm in recipe["arms"] if "regime" not in arm}
+    """Return the settings by which an arm surely acts worse than the untrained model, or than another arm on the same rows."""
+    # What a ceiling, a control, or another purchase teaches tells nothing of settings.
+    own = {arm["name"]: arm for arm in recipe["arms"] if "regime" not in arm}
+    own["nothing"] = {"settings": "untrained"}
     named = tomllib.loads(PLAN.read_text("utf-8"))["named"]
     found = set()
     for figures in (each for regime in table["regimes"].values() for each in regime.values()):
@@ -55,8 +56,14 @@ def act_worse(table: dict[str, Any], recipe: dict[str, Any]) -> set[str]:
             p_of[f"{named['ours']} - {named['theirs']}"] = figures["named"]["p"]
         for name, p in p_of.items():
             arms = sorted(name.split(" - "), key=lambda one: figures["arms"][one]["executed"])
-            settings = [own.get(arm, "control") for arm in arms]
-            if p < 0.05 and "control" not in settings and settings[0] != settings[1]:
+            worse, better = (own.get(arm, {"settings": "control"}) for arm in arms)
+            settings = [worse.get("settings"), better.get("settings")]
+            rows = [
+                [arm.get(key) for key in ("lessons", "teachers", "rounds")]
+                for arm in (worse, better)
+            ]
+            is_told = "untrained" in settings or rows[0] == rows[1]
+            if p < 0.05 and is_told and "control" not in settings and settings[0] != settings[1]:
                 found.add(settings[0])
     return found
 
@@ -70,12 +77,15 @@ def test_no_bundled_file_trains_by_what_the_recipes_table_shows_to_act_worse():
     assert set(by.values()) == {"shipped", "imitate"}
     worse = act_worse(table, recipe)
     assert {name: settings for name, settings in by.items() if settings in worse} == {}
-    # A draw that tells the two named arms apart would refuse the files of the one behind.
+    # A draw in which an arm acts worse than the untrained model would refuse its files, and one in which the named
+    # arms differ would not: they train on other rows.
     told = copy.deepcopy(table)
     figures = told["regimes"][told["preregistered"]["regime"]]["epochs"]
     figures["named"]["p"] = 0.01
-    behind = "shipped" if figures["named"]["difference"] < 0 else "imitate"
-    assert act_worse(told, recipe) == worse | {behind}
+    assert act_worse(told, recipe) == worse
+    figures["corrected_p"]["as shipped - nothing"] = 0.01
+    figures["arms"]["as shipped"]["executed"] = 0.0
+    assert act_worse(told, recipe) - worse == {"shipped"}
     three_channels = (REPO / "recipes/trl/three_channels.yaml").read_text("utf-8")
     assert trained_by(yaml.safe_load(three_channels)) is None
 
