@@ -97,6 +97,7 @@ def count(
     if answers is None or is_changed or not all(recorded) or purpose_of(look) == "books":
         return
     pairs = zip(answers, recorded, strict=True)
+    # Files may hold such texts, too: then the record lacks what the client shows.
     is_other = any(
         not is_same_text(_REMINDERS.sub("", a.text), text, state.get("cwd") or "/")
         for a, text in pairs

@@ -21,8 +21,8 @@ _ROWS = {
 def sentences_of(report: Report) -> list[dict[str, str]]:
     """Describe a training in sentences, each of the kind `fact` or `finding`."""
     facts = [
-        f"It learned from {report['pairs']:,} pairs in {report['steps']:,} steps: the loss went from "
-        f"{report['loss_first']:.3f} to {report['loss_last']:.3f}."
+        f"It learned from {report['pairs']:,} pairs in {report['steps']:,} steps: the mean loss of a tenth of "
+        f"them went from {report['loss_first']:.3f} to {report['loss_last']:.3f}."
     ]
     if "preference_accuracy_after" in report:
         facts.append(

@@ -104,7 +104,7 @@ function outline(turns, go) {
   const sums = decisions.map((turn) => (usd += turn.usd ?? 0));
   if (sums.length) chart(made, `Prompt over ${decisions.length} decisions: at most ${number.format(Math.max(...decisions.map((turn) => turn.context ?? 0)))} tokens; cost ${dollars(usd)}`, contextAndCost(decisions, sums, (place) => go(decisions[place])), ["prompt tokens", "cost so far"]);
   made.append(element("ol", "", ...rows.filter(({ turn, n }) => n || turn.kind !== "command").map(({ turn, n, usd: own, failed }) => {
-    const text = turn.kind === "summary" ? "Compaction" : typed(turn.parts.find(([who]) => who === "user")[1]).replace(/<[^<>]{1,40}>/g, " ").trim().slice(0, 90) || "(command)";
+    const text = turn.kind === "summary" ? "Compaction" : typed(turn.parts.find(([who]) => who === "user")[1]).replace(/<[^<>]{1,40}>/g, " ").trim().replace(/^([^]{89})[^]{2,}$/, "$1…") || "(command)";
     const about = element("span", "sub", [several(n, "decision"), own && dollars(own)].filter(Boolean).join(" · "));
     if (failed.length) about.append(" · ", button(`${failed.length} went wrong`, "jump bad", () => go(failed[0])));
     return element("li", "", button(text, "jump", () => go(turn)), about);
@@ -199,7 +199,7 @@ function turnShown(turn, context) {
   made.dataset.turn = turn.i;
   made.append(what);
   if (turn.thinking) made.append(folded("Thinking", turn.thinking, context.needles));
-  for (const part of turn.parts) made.append(turn.kind === "meta" ? folded("Put in by the client", part[1], context.needles) : partShown(part, context.needles), ...subagentOf(part, context.below));
+  for (const part of turn.parts) made.append(turn.kind === "meta" ? folded("Put in by the client", part[1], context.needles) : partShown(part, context.needles, turn.kind), ...subagentOf(part, context.below));
   if (state?.hint) made.append(element("div", "hint", element("h3", "", "What came after told what was wrong"), prose(state.hint, context.needles)));
   const answers = state && context.told.answers[state.state_id];
   if (answers) made.append(answersShown(answers));
@@ -221,12 +221,12 @@ function folded(title, text, needles) {
   return element("details", "", element("summary", "", element("b", "", title), ` ${first}`), prose(text, needles));
 }
 
-function partShown(part, needles) {
+function partShown(part, needles, kind = "assistant") {
   const [who, text] = part;
   if (who === "call") return callShown(part, needles);
   if (who === "tool") return folded("Result", text, needles);
   const made = element("div", `said ${who}`);
-  if (who !== "assistant") made.append(element("h3", "", who));
+  if (who !== "assistant" && who !== kind) made.append(element("h3", "", who));
   made.append(who === "assistant" ? markdown(text, needles) : prose(typed(text), needles));
   return made;
 }
