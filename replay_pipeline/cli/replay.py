@@ -85,7 +85,7 @@ def replay(
     print_report(reports, as_json=as_json, show=show_replay)
     work_left = open_work(list(reports.values()))
     if not as_json:
-        out.print(f"Left to ask: {escape(open_words(work_left))}", soft_wrap=True)
+        out.print(f"Left to ask: {escape(open_words(work_left))}.", soft_wrap=True)
     exit_if_most_failed(work_left)
 
 

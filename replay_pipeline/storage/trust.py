@@ -72,7 +72,7 @@ def check_binding(key: str, url: str, *, folder: Path) -> None:
     if key == "OPENROUTER_API_KEY":
         raise UntrustedError(
             f"{key} goes to {KNOWN_HOSTS[key][0]} and nowhere else, so nothing was sent to {host}: "
-            "name the variable of that host's own key in `api_key_env`, or none"
+            'name the variable of that host\'s own key in `api_key_env`, or "" for no key'
         )
     if host not in read_trust(folder).hosts.get(key, ()):
         raise UntrustedError(

@@ -12,7 +12,7 @@ def test_before_anybody_was_asked_public_scores_say_who_is_weaker():
     [said] = words_of_scores("claude-sonnet-4-5-20250929", teachers)
     assert said == (
         "beside claude-sonnet-4-5-20250929 (74%), which wrote these sessions, qwen (62%) is weaker; "
-        "deepseek (73%) is about as strong; of glm no score is known "
+        "deepseek (73%) is about as strong; no score of glm is known "
         "(SWE-bench Verified in one harness, OpenHands Index, 2026-06-30)"
     )
     [said] = words_of_scores("qwen/qwen3-coder", {"opus": "anthropic/claude-opus-4.7"})

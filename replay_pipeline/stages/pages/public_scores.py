@@ -71,7 +71,7 @@ def words_of_scores(agent: str, teachers: Mapping[str, str]) -> list[str]:
         for sign, words in ((-1, "weaker"), (0, "about as strong"), (1, "stronger"))
         if groups[sign]
     ]
-    parts += [f"of {', '.join(unknown)} no score is known"] if unknown else []
+    parts += [f"no score of {', '.join(unknown)} is known"] if unknown else []
     return [
         f"beside {agent} ({own:.0%}), which wrote these sessions, {'; '.join(parts)} "
         f"({table.source}, {table.date})"

@@ -149,7 +149,7 @@ def test_before_anybody_was_asked_prices_say_whether_teachers_may_be_weaker():
     scores, compared, advice = words_beforehand(
         found, {"claude-opus-4-5-20251101": 8, "claude-haiku-4-5": 2}
     )
-    assert "of glm no score is known" in scores
+    assert "no score of glm is known" in scores
     assert compared == (
         "glm, your dearest teacher, costs $0.50; the same calls of claude-opus-4-5-20251101, which "
         "wrote 8 of 10 states, would cost $7.50"
