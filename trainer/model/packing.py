@@ -214,6 +214,7 @@ def _forked_hidden(causal_lm: PreTrainedModel, tree: PackedTree) -> Tensor:
     parent ended with, as in generation, but with their graph.
     """
     _check_forkable(causal_lm, is_training=causal_lm.training)
+    name = _cache_name(causal_lm)
     forks = {chain.prefix[-1][1] for chain in tree.chains if chain.prefix}
     before: dict[int, tuple[DynamicCache, int]] = {0: (DynamicCache(config=causal_lm.config), 0)}
     hidden: list[Tensor] = []
@@ -233,13 +234,19 @@ def _forked_hidden(causal_lm: PreTrainedModel, tree: PackedTree) -> Tensor:
             outputs = causal_lm.base_model(
                 input_ids=tree.input_ids_N[None, given_T],
                 position_ids=positions_T[None],
-                past_key_values=forked,
                 use_cache=True,
+                **{name: forked},
             )
             hidden.append(outputs.last_hidden_state[0, n_led : len(places_T)])
             before[stop] = (cache, 1) if is_single else (forked, 0)
             after = stop
     return torch.cat(hidden)
+
+
+def _cache_name(causal_lm: PreTrainedModel) -> str:
+    """Return by which name a model takes a cache, which transformers 5.24 changes, or nothing if it takes none."""
+    taken = signature(causal_lm.base_model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in taken), "")
 
 
 def _fork(cache: DynamicCache) -> DynamicCache:
@@ -299,9 +306,12 @@ def _check_forkable(causal_lm: PreTrainedModel, *, is_training: bool) -> None:
     Raises:
         TrainerConfigError: the message names the reason.
     """
-    unknown = _mixers(causal_lm) - _FORKABLE_LAYERS
-    if unknown or "past_key_values" not in signature(causal_lm.base_model.forward).parameters:
-        kinds = ", ".join(sorted(unknown or _mixers(causal_lm)))
+    mixers = _mixers(causal_lm)
+    unknown = mixers - _FORKABLE_LAYERS
+    # Mamba without attention is off by 4e-5 behind a state, and the hybrid models by less than 1e-5.
+    is_pure = mixers == set(causal_lm.config.get_text_config().layer_types or ())
+    if unknown or is_pure or not _cache_name(causal_lm):
+        kinds = ", ".join(sorted(unknown or mixers))
         _refuse(
             causal_lm, f"has layers of type {kinds}, whose states can't be carried along a tree"
         )
