@@ -14,6 +14,7 @@ from replay_pipeline.errors import ConfigError, IngestError
 from replay_pipeline.ingesters import ingest
 from replay_pipeline.stages.pages import look
 from replay_pipeline.stages.pages.costs import list_price_usd
+from replay_pipeline.stages.pages.files import page_folder
 from replay_pipeline.stages.pages.look import Days
 from replay_pipeline.stages.pages.tree import MAX_CHARS
 from replay_pipeline.testing.sample import SESSIONS_DIR
@@ -263,6 +264,14 @@ def test_a_folder_with_other_files_is_left_alone_and_old_data_go(tmp_path):
     assert [name for name in data_of(tmp_path / "look") if name.startswith("session-")] == [
         "session-0"
     ]
+
+
+def test_a_page_whose_making_was_cut_short_is_made_again(tmp_path):
+    making = page_folder(tmp_path / "look")
+    making.__enter__().add("overview", {"a": 1})
+    assert (tmp_path / "look" / "data" / "overview.js").is_file()
+    look([session_log(tmp_path, "Go.", "Yes.")], to=tmp_path / "look")
+    assert (tmp_path / "look" / "index.html").is_file()
 
 
 def test_a_long_text_is_cut_and_says_by_how_much(tmp_path):

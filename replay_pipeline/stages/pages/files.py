@@ -129,6 +129,9 @@ def page_folder(folder: Path) -> Iterator[PageFiles]:
     _check(folder)
     files = PageFiles(folder)
     data = folder / "data"
+    # First of all, so that a page whose making was cut short is made again.
+    with written_whole(folder / "README.txt") as file:
+        file.write(_NOTE.encode())
     with suppress(FileNotFoundError):
         (folder / "index.html").unlink()
     if data.is_dir():
@@ -137,8 +140,6 @@ def page_folder(folder: Path) -> Iterator[PageFiles]:
     for path in filter(lambda path: _OF_OTHERS.search(path.name), _WEB.iterdir()):
         with written_whole(folder / path.name) as file:
             file.write(path.read_bytes())
-    with written_whole(folder / "README.txt") as file:
-        file.write(_NOTE.encode())
     with written_whole(folder / "index.html") as file:
         file.write(files.page().encode())
 
