@@ -48,7 +48,13 @@ from benchmarks.scored_answers import (
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.difference import IN_WORDS, ActionDifference, Fact
 from replay_pipeline.actions.tools import ToolList
-from replay_pipeline.judge.belief import LEAST_LESSON, VOTES, bounded, features
+from replay_pipeline.judge.belief import (
+    LEAST_LESSON,
+    VOTES,
+    bounded,
+    features,
+    right_if_agreed,
+)
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.types import MIN_P_BETTER, TeacherAction
 
@@ -204,8 +210,8 @@ def judge(
         for row in of_these:
             if row["kind"] == "answer":
                 is_agents = row["action"] == own_actions[row["state_id"]]
-                if is_agents and n_asked == 1:
-                    continue  # both end the turn, in other words
+                if is_agents and row["p_chosen_right"] == right_if_agreed(0):
+                    continue  # all end the turn, in other words
                 whose = ANSWERS[is_agents]
                 told = is_right(row["state_id"], [agent] if is_agents else row["teachers_agreeing"])
                 unconfirmed.append((whose, row["p_chosen_right"], told))

@@ -22,6 +22,8 @@ from replay_pipeline.types import Message, Tool
 Fact = Literal[
     "default",
     "form",
+    "wraps",
+    "unwraps",
     "idle",
     "abbreviates",
     "qualifies",
@@ -52,6 +54,8 @@ FACTS: tuple[Fact, ...] = get_args(Fact)
 IN_WORDS: Mapping[Fact, str] = {
     "default": "an argument that is the default",
     "form": "how a value is written",
+    "wraps": "quotation marks or brackets around a text of the chosen side alone",
+    "unwraps": "quotation marks or brackets around a text of the rejected side alone",
     "idle": "an optional argument that is false, zero, or empty",
     "abbreviates": "a text that is short for the other",
     "qualifies": "a part after a comma, such as a state after its city",
@@ -85,6 +89,8 @@ _LONGEST_VALUE = 200
 """A longer text is written and not taken from the prompt."""
 _DIGITS = re.compile(r"\d+")
 _CODE = re.compile(r"[{}<>$\\]|=>|\w\(")
+_WRAPPING = re.compile(r"""['"`{}\[\]()<>$]""")
+_ONLY_WRITTEN = frozenset({"default", "form", "wraps", "unwraps"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +187,27 @@ def _text_of(messages: Sequence[Message]) -> str:
 def _of_calls(a: Call, b: Call, about: Mapping[str, Any], asked: str | None) -> frozenset[Fact]:
     if a.name != b.name:
         return frozenset({"tool"})
-    ours, theirs = a.values(), b.values()
-    schema = about.get(a.name) or {}
+    return frozenset(_of_objects(a.values(), b.values(), about.get(a.name) or {}, asked))
+
+
+def _of_objects(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], schema: Mapping[str, Any], asked: str | None
+) -> set[Fact]:
     properties, required = schema.get("properties") or {}, schema.get("required") or ()
     found: set[Fact] = set()
     for name in ours.keys() | theirs.keys():
         told = properties.get(name)
         told = told if isinstance(told, dict) else {}
         if name in ours and name in theirs:
-            if (fact := _of_values(ours[name], theirs[name], told)) is None:
+            one, other = ours[name], theirs[name]
+            if isinstance(one, dict) and isinstance(other, dict):
+                found |= _of_objects(one, other, told, asked)
+                continue
+            if (fact := _of_values(one, other, told)) is None:
                 continue
             found.add(fact)
-            if asked is not None and fact not in ("default", "form"):
-                is_ours, is_theirs = _stands(ours[name], asked), _stands(theirs[name], asked)
+            if asked is not None and fact not in _ONLY_WRITTEN:
+                is_ours, is_theirs = _stands(one, asked), _stands(other, asked)
                 if is_ours != is_theirs:
                     found.add("made_up" if is_ours else "makes_up")
         elif is_default(ours.get(name, theirs.get(name)), told):
@@ -206,14 +220,17 @@ def _of_calls(a: Call, b: Call, about: Mapping[str, Any], asked: str | None) -> 
             found.add("adds" if name in ours else "omits")
             if asked is not None and not _stands(value, asked):
                 found.add("makes_up" if name in ours else "made_up")
-    return frozenset(found)
+    return found
 
 
 def _of_values(a: Any, b: Any, about: Mapping[str, Any]) -> Fact | None:
     if a == b and type(a) is type(b):
         return None
     if _plain(a) == _plain(b):
-        return "form"
+        ours, theirs = (len(_WRAPPING.findall(x)) if isinstance(x, str) else -1 for x in (a, b))
+        if min(ours, theirs) < 0 or ours == theirs:
+            return "form"
+        return "wraps" if ours > theirs else "unwraps"
     if isinstance(a, str) and isinstance(b, str):
         if about.get("enum"):
             return "value"

@@ -175,7 +175,8 @@ def _looks_by(settings: Settings) -> Mapping[str, Any]:
     limits = {
         f"replay.{name}": getattr(settings.replay, name) for name in ("max_looks", "looks_share")
     }
-    return {**limits, **runs}
+    repositories = list(map(str, settings.workspaces.repositories))
+    return {**limits, **runs, **({"workspaces.repositories": repositories} if repositories else {})}
 
 
 def _asks_on(settings: Settings) -> bool:

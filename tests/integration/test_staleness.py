@@ -141,6 +141,7 @@ OTHER_SETTINGS: dict[str, tuple[Any, list[str]]] = {
     "publish.lengths": ([4096], ["publish"]),
     "train.model": ("some/model", ["train"]),
     "workspaces.execute": ("files", ["pairs"]),
+    "workspaces.repositories": (["code"], ["replay"]),  # looks are answered from them
 }
 """Another value of a setting, and the stages whose output it decides, beyond those before them."""
 SAME_BYTES = {
