@@ -11,7 +11,7 @@ from replay_pipeline.actions.edits import (
     has_perfect_matching,
     perfect_matching,
 )
-from replay_pipeline.actions.keys import depend, keys_of
+from replay_pipeline.actions.keys import depend, keys_of, purpose_of_call
 from replay_pipeline.actions.tools import family_of
 from replay_pipeline.types import AgreementLevel, Message
 
@@ -55,14 +55,20 @@ def agreement_level(
     a, b = _as_action(a), _as_action(b)
     if a.invalid_reason is not None or b.invalid_reason is not None:
         return None
-    ours, theirs = a.calls, b.calls
-    if len(ours) == 1 == len(theirs):
-        return _call_level(ours[0], theirs[0])
-    if bool(ours) != bool(theirs):
+    if bool(a.calls) != bool(b.calls):
         return None
-    if not ours:
+    if not a.calls:
         return _text_level(a.text, b.text, same_text)
-    return "exact" if ours == theirs else _set_level(ours, theirs)
+    found = _calls_level(a.calls, b.calls)
+    if agrees_at("effect", found) or len(a.calls) == 1 == len(b.calls):
+        return found
+    # A look or a note beside a consequence is not seen before it is made. Another one decides nothing,
+    # but the same one in another place shows something else.
+    ours, theirs = map(_consequences, (a.calls, b.calls))
+    if not ours or not theirs or set(a.calls) - {*ours} == set(b.calls) - {*theirs}:
+        return found
+    acted = _calls_level(ours, theirs)
+    return "effect" if acted == "exact" else max(found, acted, key=strictness)
 
 
 def agrees_at(level: AgreementLevel, found: AgreementLevel | None) -> bool:
@@ -109,6 +115,16 @@ def _text_level(a: str, b: str, same_text: TextComparator | None) -> AgreementLe
     # In one order, so that the answer is the same both ways whatever the judge does.
     first, second = sorted((a, b))
     return "effect" if same_text(first, second) else None
+
+
+def _consequences(calls: tuple[Call, ...]) -> tuple[Call, ...]:
+    return tuple(call for call in calls if purpose_of_call(call) is None)
+
+
+def _calls_level(ours: tuple[Call, ...], theirs: tuple[Call, ...]) -> AgreementLevel | None:
+    if len(ours) == 1 == len(theirs):
+        return _call_level(ours[0], theirs[0])
+    return "exact" if ours == theirs else _set_level(ours, theirs)
 
 
 def _call_level(a: Call, b: Call) -> AgreementLevel | None:

@@ -142,11 +142,12 @@ def purpose_of(action: Action) -> Literal["looks", "books"] | None:
     """
     if not action.calls or not action.is_valid:
         return None
-    found = {_purpose_of(call) for call in action.calls}
+    found = set(map(purpose_of_call, action.calls))
     return None if None in found else "looks" if "looks" in found else "books"
 
 
-def _purpose_of(call: Call) -> Literal["looks", "books"] | None:
+def purpose_of_call(call: Call) -> Literal["looks", "books"] | None:
+    """Return whether one valid call only looks around or only keeps books; None of a consequence."""
     if call.only_looks is not None:
         return "looks" if call.only_looks else None
     found = consequence_of(call)

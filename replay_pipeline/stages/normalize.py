@@ -165,7 +165,7 @@ def _checks() -> tuple[Check, ...]:
 NORMALIZE = Stage(
     name="normalize",
     about="The pairs and lessons that pass the data-juicer recipe; the others are kept apart with the reason.",
-    version=9,
+    version=10,
     work=normalize_pairs,
     reads=("turns", "states", "dpo_pairs", "positives", "outcomes"),
     writes=("normalized_pairs", "dropped_pairs", "normalized_positives", "dropped_positives"),

@@ -205,7 +205,7 @@ def _checks() -> tuple[Check, ...]:
 PAIRS = Stage(
     name="pairs",
     about="States at which enough teachers agreed on something that the agent did not do.",
-    version=13,
+    version=14,
     work=make_pairs,
     reads=("turns", "states", "teacher_actions"),
     writes=("dpo_pairs", "positives", "outcomes"),

@@ -45,3 +45,26 @@ def test_of_what_does_the_same_nearly_all_is_found(name):
     missed = [pair for pair in pairs["same"] if not is_same(*pair)]
     assert len(pairs["same"]) + len(pairs["differ"]) >= 150
     assert len(missed) <= 0.05 * len(pairs["same"]), missed
+
+
+EDIT = {"Edit": {"file_path": "a.py", "old_string": "x", "new_string": "y"}}
+OTHER_EDIT = {"Edit": {"file_path": "a.py", "old_string": "x", "new_string": "z"}}
+LOOK, OTHER_LOOK = {"Grep": {"pattern": "cart"}}, {"Grep": {"pattern": "carts"}}
+FOREIGN = {"mcp__board__close": {"id": 3}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "level"),
+    [
+        ([EDIT, LOOK], [EDIT], "effect"),
+        ([EDIT, LOOK], [OTHER_LOOK, EDIT], "effect"),
+        ([EDIT, {"TodoWrite": {"todos": []}}], [EDIT], "effect"),
+        ([EDIT, LOOK], [OTHER_EDIT, OTHER_LOOK], "target"),
+        ([EDIT, LOOK], [LOOK, EDIT], "target"),
+        ([EDIT, LOOK], [LOOK], None),
+        ([LOOK, OTHER_LOOK], [LOOK], None),
+        ([EDIT, FOREIGN], [EDIT], None),
+    ],
+)
+def test_another_look_beside_a_consequence_decides_nothing(one, other, level):
+    assert agreement_level(action_of(one), action_of(other)) == level

@@ -5,7 +5,6 @@ import pytest
 from replay_pipeline.actions.difference import FACTS, ActionDifference
 from replay_pipeline.judge import extract
 from replay_pipeline.judge.belief import belief, evidence_of, features, learned, right_if_agreed
-from replay_pipeline.types import MIN_P_BETTER
 from tests.replay_pipeline.judge.test_extract import answers, bash, call, state
 from tests.support.worlds import WORLDS, simulate
 
@@ -102,9 +101,10 @@ def test_a_command_or_an_edit_makes_a_pair_only_with_evidence_from_the_session()
 def test_pairs_are_those_above_the_minimum_and_the_others_are_lessons():
     world = simulate(WORLDS["four kinds"], 400, seed=1)
     every = extract.extract_pairs(world.states, world.rows(), min_p_better=0.0)
-    report = extract.extract_pairs(world.states, world.rows())
+    least = 0.6
+    report = extract.extract_pairs(world.states, world.rows(), min_p_better=least)
     kept = {pair["pair_id"] for pair in report.pairs}
-    assert kept == {p["pair_id"] for p in every.pairs if p["p_better"] >= MIN_P_BETTER}
+    assert kept == {p["pair_id"] for p in every.pairs if p["p_better"] >= least}
     counts = report.outcome_counts
     assert counts["pair"] == len(kept)
     assert counts["doubtful"] + report.n_lessons == len(every.pairs) - len(kept)
