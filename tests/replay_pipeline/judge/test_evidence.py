@@ -328,26 +328,26 @@ def test_a_pair_is_named_by_its_state_and_its_sides():
     ("action", "outcome"),
     [
         (bash("pytest"), "call_count"),
-        (together(bash("pytest"), bash("ls")), "agreement"),
-        (together(bash("ls"), bash("pytest")), "call_count"),
-        (together(bash("ls"), bash("pytest"), bash("tox")), "pair"),
+        (together(bash("pytest"), bash("make docs")), "agreement"),
+        (together(bash("make docs"), bash("pytest")), "call_count"),
+        (together(bash("make docs"), bash("pytest"), bash("tox")), "pair"),
         (bash("make check"), "pair"),
-        (together(bash("ls"), bash("make check")), "pair"),
+        (together(bash("make docs"), bash("make check")), "pair"),
     ],
 )
 def test_fewer_calls_or_another_order_alone_make_no_pair_and_calls_that_are_missing_do(
     action, outcome
 ):
-    seen = state(action=together(bash("pytest"), bash("ls")))
+    seen = state(action=together(bash("pytest"), bash("make docs")))
     assert judge([seen], answers(qwen=action, glm=action)) == (outcome, None)
 
 
 def test_calls_that_the_agent_makes_one_after_the_other_are_not_missing():
-    both = together(bash("pytest"), bash("ls"))
+    both = together(bash("pytest"), bash("make docs"))
     rows = answers("s1", qwen=both, glm=both)
     now = state(1, action=bash("pytest"))
     assert judge([now, state(3, action=bash("tox"))], rows)[0] == "pair"
-    assert judge([now, state(3, action=bash("ls"))], rows)[0] == "deferred"
+    assert judge([now, state(3, action=bash("make docs"))], rows)[0] == "deferred"
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_what_teaches_nothing_is_neither_a_pair_nor_a_lesson(action):
 
 
 def test_calls_are_counted_off_at_the_level_that_is_asked_for():
-    agent = together(bash("pytest"), bash("git status"))
+    agent = together(bash("pytest"), bash("make docs"))
     rows = answers(qwen=bash("pytest -x"), glm=bash("pytest -x"))
     assert judge([state(action=agent)], rows)[0] == "pair"
     assert judge([state(action=agent)], rows, level="target")[0] == "call_count"
