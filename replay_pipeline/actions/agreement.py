@@ -60,7 +60,8 @@ def agreement_level(
     if not a.calls:
         return _text_level(a.text, b.text, same_text)
     found = _calls_level(a.calls, b.calls)
-    if agrees_at("effect", found) or len(a.calls) == 1 == len(b.calls):
+    n_calls = max(len(a.calls), len(b.calls))
+    if agrees_at("effect", found) or n_calls == 1 or n_calls > _MAX_CALLS:
         return found
     # A look or a note beside a consequence is not seen before it is made. Another one decides nothing,
     # but the same one in another place shows something else.
