@@ -168,9 +168,14 @@ def show_summary(summary: Report) -> None:
             "agreements",
             f"{summary['agreements']} ({summary['agreements_with_student']} with the agent)",
         ),
+        (
+            "lessons",
+            f"{summary['lessons']}; {summary['agreements_with_student']} actions of the agent "
+            f"confirmed, {summary['unconfirmed']} answers of one teacher",
+        ),
         ("pairs", f"{summary['pairs']}, {summary['normalized_pairs']} kept"),
         ("dropped", summary["dropped"]),
-        ("dataset", f"{summary['dataset']} ({_words(summary['rows_by_split'].get('pairs', {}))})"),
+        ("dataset", f"{summary['dataset']} ({_counted(_published(summary))})"),
         *([("checks", summary["checks"])] if summary.get("checks") else []),
         *([("stale", _stale_words(summary["stale"]))] if summary.get("stale") else []),
     ]
@@ -178,6 +183,14 @@ def show_summary(summary: Report) -> None:
     _table("replay-pipeline", rows)
     if train:
         _tell_training(train, summary.get("curves") or {})
+
+
+def _published(summary: Report) -> dict[str, int]:
+    """Return the number of published rows of each kind; other configs hold some of them once more."""
+    rows = summary["rows_by_split"]
+    return {
+        config: sum(rows.get(config, {}).values()) for config in ("pairs", "positives", "answers")
+    }
 
 
 def show_run(summary: Report) -> None:

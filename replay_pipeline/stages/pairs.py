@@ -119,6 +119,8 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
         "agreements": total(receipts, "n_consensus"),
         "agreements_with_student": total(receipts, "n_agreement"),
         "pairs": total(receipts, "n_pairs"),
+        "lessons": total(receipts, "n_lessons"),
+        "unconfirmed": total(receipts, "n_answers"),
         "outcomes": added(r.report.get("outcomes", {}) for r in receipts),
     }
 

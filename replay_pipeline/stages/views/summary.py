@@ -63,6 +63,8 @@ def summarize_night(
         "only_looked": total(of["replay"], "n_only_looked"),
         "spent_usd": round(spent_usd, 6),
         "max_nightly_usd": max_nightly_usd,
+        "lessons": total(of["pairs"], "n_lessons"),
+        "confirmed": total(of["pairs"], "n_agreement"),
         "pairs": total(of["pairs"], "n_pairs"),
         "pairs_kept": total(of["normalize"], "n_kept"),
         "pairs_dropped": total(of["normalize"], "n_dropped"),
@@ -79,7 +81,8 @@ def night_words(night: Mapping[str, Any]) -> str:
     words = (
         f"{night['sessions']} sessions found, {night['batches_replayed']} batches replayed with "
         f"{night['calls']} calls for ${night['spent_usd']:.2f} of ${night['max_nightly_usd']:.2f}: "
-        f"{night['pairs']} pairs, {night['pairs_kept']} kept."
+        f"{night['lessons']} lessons, {night['confirmed']} confirmed actions, and {night['pairs']} pairs, "
+        f"{night['pairs_kept']} of them kept."
     )
     if night["stopped_by_budget"]:
         words += (

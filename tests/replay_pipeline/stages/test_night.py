@@ -34,7 +34,7 @@ def test_only_what_was_done_this_night_counts():
         receipt("ingest", "old", hours=-5, n_sessions=9, n_states=90),
         receipt("replay", "a", n_sent=60, n_answers=58, n_failed=2, stop_reason="budget",
                 errors={"rate_limited": 2}),
-        receipt("pairs", "a", n_pairs=7),
+        receipt("pairs", "a", n_pairs=7, n_lessons=4, n_agreement=9),
         receipt("normalize", "a", n_kept=5, n_dropped=2, dropped={"text_length_filter": 2}),
     ]  # fmt: skip
     night = summarize_night(
@@ -45,6 +45,7 @@ def test_only_what_was_done_this_night_counts():
     assert {key: night[key] for key in expected} == expected
     words = night_words(night)
     assert "$1.25 of $5.00" in words
+    assert "4 lessons, 9 confirmed actions, and 7 pairs, 5 of them kept" in words
     assert "replay.max_nightly_usd" in words
     assert "tried again next night" in words
 
