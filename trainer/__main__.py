@@ -199,11 +199,31 @@ def _inspect(arguments: Sequence[str]) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     options = parser.parse_args(arguments)
     with uncollected():
-        from trainer.engines.shown import inspected, inspected_text  # noqa: PLC0415 - loads torch
+        from transformers import AutoTokenizer  # noqa: PLC0415 - loads torch
+
+        from trainer.data.as_seen import as_seen, parts_of  # noqa: PLC0415
+        from trainer.data.dataset import load_preference_data  # noqa: PLC0415
+        from trainer.data.rendering import Renderer  # noqa: PLC0415
+        from trainer.engines.settings_file import read_settings  # noqa: PLC0415
+        from trainer.model.loading import load_tokenizer  # noqa: PLC0415
 
     try:
         values = read_config(options.config or _default(options.overrides), options.overrides)
-        found = inspected(values, state_id=options.state, n_rows=options.rows)
+        config = read_settings(values)
+        data = load_preference_data(config.dataset, revision=config.revision)
+        trained = Path(config.output) / "checkpoint"
+        tokenizer: Any = (
+            AutoTokenizer.from_pretrained(str(trained), padding_side="left")
+            if trained.is_dir()
+            else load_tokenizer(config, data)
+        )
+        renderer = Renderer(tokenizer=tokenizer, **config.shared.rendering)
+        rows = data.sft_pairs(config.shared.drawn)
+        if options.state is not None:
+            rows = [row for row in rows if row.get("state_id") == options.state]
+        else:
+            rows = rows[: options.rows]
+        found = [as_seen(row, renderer) for row in rows]
     except TrainerError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -211,7 +231,11 @@ def _inspect(arguments: Sequence[str]) -> int:
         wanted = f"state {options.state}" if options.state else "pairs"
         sys.stderr.write(f"error: {values['dataset']} has no {wanted} among its training rows\n")
         return 2
-    sys.stdout.write((json.dumps(found) if options.json else inspected_text(found)) + "\n")
+    lines = [json.dumps(found)] if options.json else []
+    for number, row in enumerate(() if options.json else found, 1):
+        lines.append(f"══ row {number}, state {row['state_id']}, weight {row['weight']}")
+        lines += [line for heading, text in parts_of(row) for line in (f"── {heading}", text)]
+    sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 

@@ -7,6 +7,7 @@ from trainer.data.rendering import Renderer
 from trainer.data.rewards import as_trl_reward, consensus_reward
 from trainer.data.rollouts import RecordedRollouts, decision_of
 from trainer.data.tiny import corpus, make_model, train_tokenizer
+from trainer.model.scoring import chunked_response_logps
 
 
 def save_tiny_model(folder: Path, rows, *, n_layers: int) -> Path:
@@ -61,7 +62,7 @@ def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, kept=(), **
         tokenizer=tokenizer, max_prompt_tokens=256, max_response_tokens=64, with_tools=False
     )
     recorded = contrast_rollouts(rows, renderer)
-    recorded.add_behaviour_logps(model)
+    recorded.add_behaviour_logps(model, logps_of=chunked_response_logps)
     return ComposerReplicationTrainer(
         model,
         as_trl_reward(consensus_reward),

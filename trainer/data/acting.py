@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from trainer.data.budget import sides_of
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import agreement, as_message
 from trainer.data.types import Message, PromptRow
@@ -61,9 +60,7 @@ def consensus_rate(
         count the states of both shares. `agreed` and `valid_at` give the same per state, and `acts`
         the written actions.
     """
-    prompts = [
-        renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)) for row in rows
-    ]
+    prompts = [renderer.row_prompt_ids(row) for row in rows]
     tokenizer: Any = renderer.tokenizer
     written = greedy_ids(
         model, tokenizer, prompts, max_new_tokens=max_new_tokens, on_acted=on_acted
@@ -84,9 +81,9 @@ def consensus_rate(
             valid_at.append(bool(action.get("tool_calls")))
     return {
         **{name: count / max(len(rows), 1) for name, count in sorted(levels.items())},
-        "same": _share(agreed),
+        "same": sum(agreed) / max(len(agreed), 1),
         "n": len(rows),
-        "valid": _share(valid_at),
+        "valid": sum(valid_at) / max(len(valid_at), 1),
         "n_calls": len(valid_at),
         "agreed": agreed,
         "valid_at": valid_at,
@@ -202,7 +199,7 @@ def general_texts(tokenizer: Any) -> list[list[int]]:
     names = sorted(topics)
     chosen = names[:: max(len(names) // (2 * _N_TEXTS), 1)][: 2 * _N_TEXTS]
     texts = [topics[name][: 8 * _TEXT_TOKENS] for name in chosen]
-    return [_first_tokens(tokenizer, text) for text in texts]
+    return [tokenizer(t, add_special_tokens=False)["input_ids"][:_TEXT_TOKENS] for t in texts]
 
 
 def held_texts(tokenizer: Any, max_tokens: int) -> list[list[int]]:
@@ -227,11 +224,6 @@ def held_texts(tokenizer: Any, max_tokens: int) -> list[list[int]]:
                 ids = [*ids, *more] if len(ids) + len(more) <= max_tokens else []
             found.append(ids)
     return [ids for ids in found if len(ids) > 8]
-
-
-def _first_tokens(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids[:_TEXT_TOKENS]
 
 
 @torch.no_grad()
@@ -319,29 +311,25 @@ def verdict(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
     rise = after["general_loss"] / before["general_loss"] - 1
     if rise > MAX_GENERAL_RISE:
         findings.append(f"its loss on general text rose by {rise:.0%}")
-    learned = _has_learned(before["preference"]["margins"], after["preference"]["margins"])
+    learned, nothing = _learned(before["preference"]["margins"], after["preference"]["margins"])
     if learned is False:
-        findings.append(_nothing_learned(before["preference"], after["preference"]))
+        findings.append(nothing)
     return {"acts_worse": acts_worse, "learned": learned, "findings": findings}
 
 
-def _has_learned(before: Sequence[float], after: Sequence[float]) -> bool | None:
+def _learned(before: Sequence[float], after: Sequence[float]) -> tuple[bool | None, str]:
+    """Return whether the margins rose by more than chance, and the finding if they did not."""
     if before and before == after:
-        return False
+        return False, (
+            "nothing was learned: the model ranks every held-out pair as it did before training"
+        )
     if sign_test(len(before), 0) >= SURE_LEARNED:
-        return None
+        return None, ""
     risen = sum(now > was for was, now in zip(before, after, strict=True))
     fallen = sum(now < was for was, now in zip(before, after, strict=True))
-    return sign_test(risen, fallen) < SURE_LEARNED
-
-
-def _nothing_learned(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    if before["margins"] == after["margins"]:
-        return "nothing was learned: the model ranks every held-out pair as it did before training"
-    risen = sum(now > was for was, now in zip(before["margins"], after["margins"], strict=True))
-    return (
+    return sign_test(risen, fallen) < SURE_LEARNED, (
         f"nothing was learned that chance does not explain: the chosen side gained on the other in "
-        f"{risen} of {len(after['margins'])} held-out pairs"
+        f"{risen} of {len(after)} held-out pairs"
     )
 
 
@@ -359,7 +347,3 @@ def sign_test(more: int, fewer: int) -> float:
     """Return the probability of at least `more` changes of one kind, if both kinds are equally likely."""
     n = more + fewer
     return sum(math.comb(n, k) for k in range(more, n + 1)) / 2**n
-
-
-def _share(marks: Sequence[bool]) -> float:
-    return sum(marks) / max(len(marks), 1)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from trainer.data.budget import sides_of
 from trainer.data.hints import HintFunction, hint_for_row
 from trainer.data.rendering import Renderer
 from trainer.data.sampler import weight_of
 from trainer.data.template import Tokenizer
 from trainer.data.types import PairRow
-from trainer.losses.compose import Batch, PairForward, pair_logps
+from trainer.losses.compose import Batch, pair_logps
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +56,8 @@ class ComposerDataCollator:
         if any(hints):
             hinted = [
                 (
-                    self.renderer.prompt_ids(
-                        row["prompt"],
-                        row.get("tools"),
-                        hint=hint.text if hint else None,
-                        sides=sides_of(row),
-                    ),
-                    self.renderer.response_ids(row["chosen"], after=row["prompt"]),
+                    self.renderer.row_prompt_ids(row, hint=hint),
+                    self.renderer.side_ids(row, "chosen"),
                 )
                 for row, hint in zip(rows, hints, strict=True)
             ]
@@ -73,13 +67,10 @@ class ComposerDataCollator:
 
     def pairs(self, rows: Sequence[PairRow | Mapping[str, Any]]) -> dict[str, Tensor]:
         """Build only the tensors for channel 3."""
-        prompts = [
-            self.renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row))
-            for row in rows
-        ]
+        prompts = [self.renderer.row_prompt_ids(row) for row in rows]
         batch = {"dpo_weight": torch.tensor([weight_of(row) for row in rows])}
         for side in ("chosen", "rejected"):
-            responses = [self.renderer.response_ids(row[side], after=row["prompt"]) for row in rows]
+            responses = [self.renderer.side_ids(row, side) for row in rows]
             batch |= self._side(list(zip(prompts, responses, strict=True)), f"dpo_{side}_")
         return batch
 
@@ -91,12 +82,10 @@ class ComposerDataCollator:
         }
 
 
-def add_reference_logps(
-    model: nn.Module, batch: Batch, *, forward: PairForward = pair_logps
-) -> dict[str, Tensor]:
+def add_reference_logps(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """Add the summed log-probs of both responses under `model`, without gradient, to the batch."""
     with torch.no_grad():
-        (chosen, _), (rejected, _) = forward(model, batch)
+        (chosen, _), (rejected, _) = pair_logps(model, batch)
     return {
         **batch,
         "dpo_chosen_ref_logprobs": chosen,

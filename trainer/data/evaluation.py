@@ -15,7 +15,6 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from trainer.data.acting import Agreement, consensus_rate, general_loss
-from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.rewards import agreement, canonical_calls
 from trainer.data.types import PairRow, PromptRow
@@ -66,12 +65,9 @@ def preference_scores(
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    prompt_ids = collator.renderer.prompt_ids
     order = sorted(
         ((name, i) for name, rows in asked.items() for i in range(len(rows))),
-        key=lambda key: prompt_ids(
-            (row := asked[key[0]][key[1]])["prompt"], row.get("tools"), sides=sides_of(row)
-        ),
+        key=lambda key: collator.renderer.row_prompt_ids(asked[key[0]][key[1]]),
     )
     margins: dict[str, dict[int, float]] = {name: {} for name in asked}
     for start in range(0, len(order), batch_size):
@@ -118,14 +114,22 @@ class EvaluationOptions:
     seed: int = 0
     """Seed of the sample, if not everything is scored."""
 
-    def within(self, cost: "EvaluationCost") -> "EvaluationOptions":
+    def within(
+        self, *, pair_tokens: float, prompt_tokens: float, run_tokens: float
+    ) -> "EvaluationOptions":
         """Fill in the missing limits, with half of the share for pairs and half for acting.
 
-        At least eight of each are scored at any cost.
+        At least eight of each are scored at any cost, which is in tokens of a forward pass.
+
+        Args:
+            pair_tokens: mean tokens of a held-out pair with and without its prompt.
+            prompt_tokens: mean tokens of a held-out state.
+            run_tokens: tokens of all steps. A step counts three times its tokens, because of the
+                backward pass.
         """
-        paid = self.max_share * cost.run_tokens / 4
-        acting = cost.prompt_tokens + DECODED * self.max_new_tokens
-        n_pairs = max(8, min(200, int(paid / max(cost.pair_tokens, 1))))
+        paid = self.max_share * run_tokens / 4
+        acting = prompt_tokens + DECODED * self.max_new_tokens
+        n_pairs = max(8, min(200, int(paid / max(pair_tokens, 1))))
         n_prompts = max(8, min(200, int(paid / max(acting, 1))))
         return replace(
             self,
@@ -140,25 +144,13 @@ Measured for a model of 135M parameters on one CPU core: 2.5 in batches of 16 an
 eight, but 16 for a prompt alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationCost:
-    """The cost of a run and its evaluations, in tokens of a forward pass."""
-
-    pair_tokens: float
-    """Mean tokens of a held-out pair with and without its prompt."""
-    prompt_tokens: float
-    """Mean tokens of a held-out state."""
-    run_tokens: float
-    """Tokens of all steps. A step counts three times its tokens, because of the backward pass."""
-
-
-def stratified(rows: Sequence[Row], n: int, *, seed: int, side: str) -> list[Row]:
-    """Draw `n` rows in which every kind of action and every session has its share, give or take one.
+def stratified(rows: Sequence[Row], n: int | None, *, seed: int, side: str) -> list[Row]:
+    """Draw `n` rows, or all, in which every kind of action and every session has its share, give or take one.
 
     This is systematic sampling: rows are sorted by kind and session, in random order within each,
     and every k-th row is taken from a random start. They are returned in their original order.
     """
-    if n >= len(rows):
+    if n is None or n >= len(rows):
         return list(rows)
     if n <= 0:
         return []
@@ -193,10 +185,8 @@ def evaluate(
     `prompt_gain` is the accuracy with the true prompt minus that with a blank one. In a terminal,
     this shows the progress and the remaining time.
     """
-    n_pairs = 200 if options.max_pairs is None else options.max_pairs
-    n_prompts = 12 if options.max_prompts is None else options.max_prompts
-    pairs = stratified(pairs, n_pairs, seed=options.seed, side="chosen")
-    prompts = stratified(prompts, n_prompts, seed=options.seed, side="consensus")
+    pairs = stratified(pairs, options.max_pairs, seed=options.seed, side="chosen")
+    prompts = stratified(prompts, options.max_prompts, seed=options.seed, side="consensus")
     asked = {"preference": pairs, "blank_prompt": with_blank_prompts(pairs)}
     total = sum(map(len, asked.values())) + len(prompts)
     with tqdm(total=total, desc="evaluation", unit="row", disable=None, leave=False) as bar:

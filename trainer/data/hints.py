@@ -5,22 +5,14 @@ The hint goes to the end of the teacher's context, and never into the student's.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cache
+from typing import Any
 
 MAX_HINT_CHARS = 600
 """Longer error texts keep their beginning and end."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hint:
-    """A sentence or two, and the layer that wrote it."""
-
-    text: str
-    source: Literal["template", "raw_error", "judge"]
-
-
-HintFunction = Callable[[Mapping[str, Any]], Hint | None]
+HintFunction = Callable[[Mapping[str, Any]], str | None]
 """A function that returns the hint for a row's state. `None` leaves the row out of channel 2."""
 
 
@@ -76,55 +68,49 @@ _TEMPLATES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-def template_hint(row: Mapping[str, Any]) -> Hint | None:
+def template_hint(row: Mapping[str, Any]) -> str | None:
     """Return the fixed sentence for a known kind of error, or None."""
     error_text = row["hint"]
     if row.get("outcome") == "user_rejected":
-        text = f"The user rejected this step: {shortened_hint(error_text)}"
-        return Hint(text=text, source="template")
+        return f"The user rejected this step: {shortened_hint(error_text)}"
     for pattern, sentence in _TEMPLATES:
         if pattern.search(error_text):
             names = [
                 tool["function"]["name"] for tool in row.get("tools") or () if "function" in tool
             ]
-            tools = ", ".join(names) or "see the list of tools"
-            return Hint(text=sentence.format(tools=tools), source="template")
+            return sentence.format(tools=", ".join(names) or "see the list of tools")
     return None
 
 
-def raw_error_hint(row: Mapping[str, Any]) -> Hint:
+def raw_error_hint(row: Mapping[str, Any]) -> str:
     """Return the recorded error, shortened."""
-    text = f"The next attempt failed with: {shortened_hint(row['hint'])}"
-    return Hint(text=text, source="raw_error")
+    return f"The next attempt failed with: {shortened_hint(row['hint'])}"
 
 
-@dataclass(kw_only=True)
 class JudgeHints:
     """A judge: a language model that writes at most two sentences. It is used only if you add it to the layers.
 
     Answers are cached by error, so a process pays for it only once.
+
+    Args:
+        complete: Returns the judge's answer to a prompt.
     """
 
-    complete: Callable[[str], str]
-    """Returns the judge's answer to a prompt. Called at most once for an error."""
-    _kept: dict[str, Hint | None] = field(default_factory=dict, init=False, repr=False)
+    def __init__(self, complete: Callable[[str], str]) -> None:
+        self._answer = cache(complete)
 
-    def __call__(self, row: Mapping[str, Any]) -> Hint | None:
-        """Return the judge's hint, `None` when it answered nothing."""
-        error = shortened_hint(row["hint"])
-        if error not in self._kept:
-            answer = self.complete(
-                "A coding agent's step failed. In at most two sentences, say what to do "
-                f"differently, without giving the answer away.\nResult: {error}"
-            )
-            text = shortened_hint(answer)
-            self._kept[error] = Hint(text=text, source="judge") if text else None
-        return self._kept[error]
+    def __call__(self, row: Mapping[str, Any]) -> str | None:
+        """Return the judge's hint, None when it answered nothing."""
+        answer = self._answer(
+            "A coding agent's step failed. In at most two sentences, say what to do differently, "
+            f"without giving the answer away.\nResult: {shortened_hint(row['hint'])}"
+        )
+        return shortened_hint(answer) or None
 
 
 def hint_for_row(
     row: Mapping[str, Any], layers: Sequence[HintFunction] = (template_hint, raw_error_hint)
-) -> Hint | None:
+) -> str | None:
     """Return the first hint of the layers from a row's `hint` column (the recorded error or feedback)."""
     error_text = (row.get("hint") or "").strip()
     if not error_text:
@@ -133,10 +119,10 @@ def hint_for_row(
     return next((hint for hint in found if hint), None)
 
 
-def shortened_hint(text: str, max_chars: int = MAX_HINT_CHARS) -> str:
-    """Remove outer white space, and the middle of a text longer than `max_chars`."""
+def shortened_hint(text: str) -> str:
+    """Remove outer white space, and the middle of a text longer than `MAX_HINT_CHARS`."""
     text = text.strip()
-    if len(text) <= max_chars:
+    if len(text) <= MAX_HINT_CHARS:
         return text
-    half = max_chars // 2 - 2
+    half = MAX_HINT_CHARS // 2 - 2
     return f"{text[:half]} … {text[-half:]}"

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.data.budget import Cut, sides_of
+from trainer.data.budget import Cut
 from trainer.data.dataset import PreferenceData
-from trainer.data.rendering import Renderer, template_message
+from trainer.data.rendering import Renderer
 from trainer.data.template import TemplateFeatures
 from trainer.errors import DatasetError, TrainerConfigError
 
@@ -45,8 +45,6 @@ class Preflight:
 
     rendered_as_text: dict[str, str]
     """Parts of rows that the template can't show, and how they are rendered."""
-    notes: list[str]
-    """Further notes on the template."""
     n_pairs: int
     n_identical_sides: int
     n_empty_completions: int
@@ -58,14 +56,10 @@ class Preflight:
     """Number of checked prompts that lost anything to the budget."""
     cut: Cut
     """What all prompts lost together."""
-    budget_used: float | None
-    """Mean share of `max_prompt_tokens` that cut prompts use."""
     refused: dict[str, int]
     """Number of rows that are left out because the required parts of their prompt don't fit, by kind of row."""
     refusal: str | None
     """The reason for the first of them."""
-    n_with_special_tokens: int
-    """Number of checked prompts whose text contains special tokens, which are broken up."""
     usable: list[int] = field(repr=False)
     """Pairs that can teach something."""
     fitting: dict[str, list[int]] = field(repr=False)
@@ -80,31 +74,34 @@ class Preflight:
 
 def preflight(renderer: Renderer, data: PreferenceData, options: PreflightOptions) -> Preflight:
     """Render all texts of a run, count the faults, and refuse the run if there are too many."""
-    features = renderer.features
-    rows: list[Mapping[str, Any]] = data.training_rows
-    missing = _missing(features, _asked(rows, with_tools=renderer.with_tools), options)
+    asked = _asked(data.training_rows, with_tools=renderer.with_tools)
+    missing = _missing(renderer.features, asked, options)
     usable, n_identical, n_empty, n_cut = look_at_pairs(renderer, data.pairs)
-    seen = _look_at_prompts(renderer, data)
-    fitting = {name: [i for i, cut in cuts if not cut.refusal] for name, cuts in seen.cuts.items()}
-    cuts = [cut for name in TRAINED for _, cut in seen.cuts[name]]
-    taken: dict[str, Any] = {name: sum(getattr(cut, name) for cut in cuts) for name in COUNTED}
+    cuts = {
+        name: [renderer.row_prompt(row)[1] for row in getattr(data, name)]
+        for name in (*TRAINED, *HELD_OUT)
+    }
+    fitting = {
+        name: [i for i, cut in enumerate(of) if not cut.refusal] for name, of in cuts.items()
+    }
+    trained = [cut for name in TRAINED for cut in cuts[name]]
+    taken: dict[str, Any] = {name: sum(getattr(cut, name) for cut in trained) for name in COUNTED}
     found = Preflight(
         rendered_as_text=missing,
-        notes=_notes(features),
         n_pairs=len(data.pairs),
         n_identical_sides=n_identical,
         n_empty_completions=n_empty,
         n_cut_responses=n_cut,
-        n_prompts=len(cuts),
-        n_cut_prompts=sum(map(bool, cuts)),
+        n_prompts=len(trained),
+        n_cut_prompts=sum(map(bool, trained)),
         cut=Cut(**taken),
-        budget_used=round(sum(seen.used) / len(seen.used), 3) if seen.used else None,
         refused={
-            name: n for name, of in seen.cuts.items() if (n := sum(bool(c.refusal) for _, c in of))
+            name: len(of) - len(fitting[name])
+            for name, of in cuts.items()
+            if len(of) > len(fitting[name])
         },
-        refusal=next((c.refusal for of in seen.cuts.values() for _, c in of if c.refusal), None),
-        n_with_special_tokens=seen.n_special,
-        usable=[i for i in usable if i in set(fitting["pairs"])],
+        refusal=next((cut.refusal for of in cuts.values() for cut in of if cut.refusal), None),
+        usable=sorted({*usable} & {*fitting["pairs"]}),
         fitting=fitting,
     )
     _refuse(found, options, renderer)
@@ -154,34 +151,10 @@ TRAINED = ("pairs", "prompts", "positives", "answers")
 HELD_OUT = ("test_pairs", "test_prompts")
 
 
-@dataclass
-class _Prompts:
-    cuts: dict[str, list[tuple[int, Cut]]]
-    used: list[float]
-    n_special: int = 0
-
-
-def _look_at_prompts(renderer: Renderer, data: PreferenceData) -> _Prompts:
-    seen = _Prompts({name: [] for name in (*TRAINED, *HELD_OUT)}, [])
-    for name in seen.cuts:
-        for index, row in enumerate(getattr(data, name)):
-            ids, cut = renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))
-            seen.cuts[name].append((index, cut))
-            if name in TRAINED and cut and ids:
-                seen.used.append(len(ids) / renderer.max_prompt_tokens)
-            if name in TRAINED and (pattern := renderer.special_tokens):
-                messages = [template_message(message) for message in row["prompt"]]
-                is_special = any(pattern.search(message["content"]) for message in messages)
-                seen.n_special += is_special
-    return seen
-
-
 def log_findings(found: Preflight) -> None:
     """Log the findings, as warnings where something was lost or replaced."""
     for what, how in found.rendered_as_text.items():
         logger.warning("the chat template can't show %s: %s", what, how)
-    for note in found.notes:
-        logger.info("chat template: %s", note)
     for count, total, what in (
         (found.n_identical_sides, found.n_pairs, "pairs have two identical sides, left out"),
         (found.n_empty_completions, found.n_pairs, "pairs have an empty side, left out"),
@@ -196,7 +169,6 @@ def log_findings(found: Preflight) -> None:
             sum(map(len, found.fitting.values())) + sum(found.refused.values()),
             f"rows left out, for what must stay in their prompt does not fit: {found.refusal}",
         ),
-        (found.n_with_special_tokens, found.n_prompts, "prompts quote special tokens"),
     ):
         if count:
             logger.warning("%d of %d %s", count, total, what)
@@ -218,19 +190,6 @@ def _asked(rows: Sequence[Mapping[str, Any]], *, with_tools: bool) -> set[str]:
             if message.get("tool_calls"):
                 asked.add("has_tool_calls")
     return asked
-
-
-def _notes(features: TemplateFeatures) -> list[str]:
-    notes = {
-        "earlier messages change with what follows: pairs of one session share less": (
-            not features.keeps_prefix
-        ),
-        "thinking of earlier turns is left out": not features.keeps_thinking,
-        f"it is rendered with {dict(features.options)}": bool(features.options),
-        "a system message is made up where none is given": features.has_default_system,
-        "roles must alternate: neighbours become one message": not features.has_free_order,
-    }
-    return [note for note, holds in notes.items() if holds]
 
 
 def _refuse(found: Preflight, options: PreflightOptions, renderer: Renderer) -> None:

@@ -12,11 +12,12 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from trainer.data.budget import Cut, Fitted, Fitting
+from trainer.data.budget import Cut, Fitted, Fitting, sides_of
 from trainer.data.template import (
     QUESTION,
     TemplateFeatures,
@@ -27,7 +28,6 @@ from trainer.data.template import (
     plain_messages,
     prepare_tokenizer,
     rendered,
-    rendered_or_refused,
     response_in,
     special_token_pattern,
     with_object_arguments,
@@ -120,6 +120,20 @@ class Renderer:
         request = prompt_request(messages, tools if self.with_tools else None, hint, sides)
         return self.store.get(request) or self.render(request)
 
+    def row_prompt(
+        self, row: Mapping[str, Any], *, hint: str | None = None
+    ) -> tuple[list[int], Cut]:
+        """Return the ids and cuts of a row's prompt, which keeps what the row's sides need."""
+        return self.prompt(row["prompt"], row.get("tools"), hint=hint, sides=sides_of(row))
+
+    def row_prompt_ids(self, row: Mapping[str, Any], *, hint: str | None = None) -> list[int]:
+        """Return the ids of `row_prompt`, or raise what `prompt_ids` does."""
+        return self.prompt_ids(row["prompt"], row.get("tools"), hint=hint, sides=sides_of(row))
+
+    def side_ids(self, row: Mapping[str, Any], side: str) -> list[int]:
+        """Return the ids of an action of a row, after the row's prompt."""
+        return self.response_ids(row[side], after=row["prompt"])
+
     def response_ids(
         self, action: Message | Sequence[Message], *, after: Sequence[Message] = ()
     ) -> list[int]:
@@ -204,15 +218,13 @@ class Renderer:
             )
         return response.removesuffix(ending.dropped) + ending.added
 
-    def within_budget(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
-    ) -> list[Message]:
-        """Return the messages that a prompt keeps, in the template's form.
+    def within_budget(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages that a prompt without tools keeps, in the template's form.
 
         Raises:
             DatasetError: the required parts don't fit.
         """
-        fitted, _ = self._fitted(messages, tools if self.with_tools else None, None)
+        fitted, _ = self._fitted(messages, None, None)
         if fitted.cut.refusal:
             raise DatasetError(f"a prompt does not fit into max_prompt_tokens: {fitted.cut}")
         return plain_messages(fitted.messages, None, self.features)
@@ -302,7 +314,7 @@ class Renderer:
     @cached_property
     def _before_block(self) -> int:
         # A template that makes up a system message does so before each conversation.
-        return len(self._ids(self._rendered(QUESTION) or ""))
+        return len(self._ids(self._rendered(QUESTION)))
 
     @cached_property
     def _question_size(self) -> int:
@@ -313,10 +325,7 @@ class Renderer:
 
     def _block_size(self, block: Sequence[Message]) -> int:
         plain = plain_messages(block, None, self.features)
-        text = None
-        if self.features.has_free_order:
-            text = self._rendered(QUESTION, *plain)
-        if text is not None:
+        if self.features.has_free_order and (text := self._rendered(QUESTION, *plain)):
             return len(self._ids(text)) - self._before_block
         parts = (
             f"{message['role']}: {message['content']}{calls_text(message.get('tool_calls') or ())}"
@@ -324,8 +333,11 @@ class Renderer:
         )
         return len(self._ids("\n\n".join(parts)))
 
-    def _rendered(self, *messages: Message) -> str | None:
-        return rendered(self.tokenizer, messages, options=self.features.options)
+    def _rendered(self, *messages: Message) -> str:
+        """Render messages as they are, as an empty text if the template refuses them."""
+        with suppress(DatasetError):
+            return rendered(self.tokenizer, messages, options=self.features.options)
+        return ""
 
     def _ready(self, messages: Sequence[Message], *, first: int = 0) -> list[Message]:
         ready = numbered([template_message(message) for message in messages], first=first)
@@ -338,12 +350,10 @@ class Renderer:
         *,
         with_generation_prompt: bool,
     ) -> str:
-        native = tools if self.with_tools and self.features.has_tools else None
-        ordered = in_order(messages, self.features)
-        return rendered_or_refused(
+        return rendered(
             self.tokenizer,
-            ordered,
-            tools=native,
+            in_order(messages, self.features),
+            tools=tools if self.with_tools and self.features.has_tools else None,
             with_generation_prompt=with_generation_prompt,
             options=self.features.options,
         )

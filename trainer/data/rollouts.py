@@ -23,16 +23,11 @@ from trainer.data.dataset import PreferenceData
 from trainer.data.rendering import Renderer
 from trainer.data.types import Message
 from trainer.errors import DatasetError
-from trainer.losses.compose import response_token_logps
 
 Decision = dict[str, Any]
 """A state with a recorded action. Its keys are `prompt`, `tools`, `hint`, `state_id`, `session_id`,
 `consensus`, `action`, all `sides` of its row, the ids `prompt_ids` and `action_ids`, and
 `old_logps` (per token)."""
-
-
-ResponseLogps = Callable[..., Tensor]
-"""A function that returns the log-probability of every response token, as `response_token_logps` does."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +60,12 @@ class RecordedRollouts:
 
     @torch.no_grad()
     def add_behaviour_logps(
-        self,
-        model: nn.Module,
-        *,
-        logps_of: ResponseLogps = response_token_logps,
-        temperature: float = 1.0,
+        self, model: nn.Module, *, logps_of: Callable[..., Tensor], temperature: float = 1.0
     ) -> None:
-        """Compute `old_logps` of every decision with the current `model`."""
+        """Compute `old_logps` of every decision with the current `model`.
+
+        `logps_of` is `trainer.model.scoring.chunked_response_logps`, which stands above this room.
+        """
         was_training = model.training
         model.eval()
         device = next(model.parameters()).device
@@ -121,17 +115,12 @@ def decision_of(
     row: Mapping[str, Any], action: Message, consensus: Message, renderer: Renderer
 ) -> Decision:
     """Return the decision for an action at a row's state."""
-    return {
-        "prompt": row["prompt"],
-        "tools": row.get("tools"),
-        "hint": row.get("hint"),
-        "outcome": row.get("outcome"),
-        "state_id": row.get("state_id"),
-        "session_id": row.get("session_id"),
+    about = ("prompt", "tools", "hint", "outcome", "state_id", "session_id")
+    return {name: row.get(name) for name in about} | {
         "consensus": consensus,
         "action": action,
         "sides": sides_of(row),
-        "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)),
+        "prompt_ids": renderer.row_prompt_ids(row),
         "action_ids": renderer.response_ids(action, after=row["prompt"]),
     }
 

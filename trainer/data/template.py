@@ -21,6 +21,7 @@ A template is never replaced. One in which no answer follows the prompt that is 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,11 +102,7 @@ class TemplateFeatures:
     has_tool_results: bool
     has_free_order: bool
     """Whether roles need not alternate."""
-    keeps_prefix: bool
-    """Whether the tokens of earlier messages never depend on later ones. Otherwise prefix trees share less."""
     keeps_thinking: bool
-    has_default_system: bool
-    """Whether the template adds a system message of its own if there is none."""
 
     def missing(self) -> dict[str, str]:
         """Return the parts that the template can't show, and how each is written instead."""
@@ -196,7 +193,9 @@ class _Probe:
 
     def text(self, *messages: Message, **options: Any) -> str:
         """Render messages, as an empty text if the template refuses them."""
-        return rendered(self.tokenizer, messages, options=self.options, **options) or ""
+        with suppress(DatasetError):
+            return rendered(self.tokenizer, messages, options=self.options, **options)
+        return ""
 
     def call(self, *values: str) -> Message:
         """Return a message with a call of each value."""
@@ -243,7 +242,6 @@ class _Probe:
         call_ending = text_ending
         if has_calls:
             call_ending = self._ending([QUESTION, call], after, responses.get("call", ""), _VALUE)
-        whole = self.text(QUESTION, answer)
         return TemplateFeatures(
             options=self.options,
             refusal=refusal,
@@ -260,9 +258,7 @@ class _Probe:
             has_tool_results=has_results,
             has_free_order=_has(self.text(answer, QUESTION, QUESTION, answer, again), _THEN)
             and _has(self.text(QUESTION, answer, again | {"role": "assistant"}), _ANSWER, _THEN),
-            keeps_prefix=bool(whole) and self.text(QUESTION, answer, again).startswith(whole),
             keeps_thinking=_has(self.text(QUESTION, thought, QUESTION), _VALUE),
-            has_default_system=_has(self.text(QUESTION).partition("?")[0].lower(), "you are"),
         )
 
     def _responses(
@@ -350,27 +346,6 @@ def _has(text: str, *words: str) -> bool:
 
 
 def rendered(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    *,
-    tools: Sequence[Tool] | None = None,
-    with_generation_prompt: bool = False,
-    options: Mapping[str, Any],
-) -> str | None:
-    """Render messages as text, or return None if the template refuses them."""
-    try:
-        return rendered_or_refused(
-            tokenizer,
-            messages,
-            tools=tools,
-            with_generation_prompt=with_generation_prompt,
-            options=options,
-        )
-    except DatasetError:
-        return None
-
-
-def rendered_or_refused(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
     *,

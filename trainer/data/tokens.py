@@ -70,7 +70,7 @@ def requests_of(
     for row in data.training_rows:
         if found := hint(row):
             tools = row.get("tools") if with_tools else None
-            yield prompt_request(row["prompt"], tools, found.text, sides_of(row))
+            yield prompt_request(row["prompt"], tools, found, sides_of(row))
 
 
 class TokenStore:

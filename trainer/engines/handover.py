@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 
-from trainer.data.budget import sides_of
 from trainer.data.preflight import look_at_pairs
 from trainer.data.rendering import Renderer
 from trainer.data.sampler import PairSampler, weight_of
@@ -104,9 +103,9 @@ def write_pairs(path: Path, rows: Sequence[Mapping[str, Any]], renderer: Rendere
         raise DatasetError("there is no usable pair: turn channel 3 off (trl.beta_replay=0)")
     columns = [
         {
-            "prompt_ids": renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)),
-            "chosen_ids": renderer.response_ids(row["chosen"], after=row["prompt"]),
-            "rejected_ids": renderer.response_ids(row["rejected"], after=row["prompt"]),
+            "prompt_ids": renderer.row_prompt_ids(row),
+            "chosen_ids": renderer.side_ids(row, "chosen"),
+            "rejected_ids": renderer.side_ids(row, "rejected"),
             "weight": weight_of(row),
             "session_id": row.get("session_id"),
         }
@@ -119,9 +118,7 @@ def write_pairs(path: Path, rows: Sequence[Mapping[str, Any]], renderer: Rendere
 
 def fitting_rows(rows: Sequence[Any], renderer: Renderer) -> list[Any]:
     """Return the rows whose prompt can keep its required parts, and log the number of the others."""
-    cuts = [
-        renderer.prompt(row["prompt"], row.get("tools"), sides=sides_of(row))[1] for row in rows
-    ]
+    cuts = [renderer.row_prompt(row)[1] for row in rows]
     if refusals := [cut.refusal for cut in cuts if cut.refusal]:
         logger.warning("%d of %d rows left out: %s", len(refusals), len(rows), refusals[0])
     return [row for row, cut in zip(rows, cuts, strict=True) if not cut.refusal]

@@ -25,7 +25,7 @@ from trainer.losses.channels import (
     replay_per_pair,
 )
 from trainer.losses.divergence import IGNORED_LABEL
-from trainer.losses.logps import align_responses, response_logps, token_logps
+from trainer.losses.logps import align_responses, response_logps
 
 logger = logging.getLogger(__name__)
 
@@ -157,19 +157,6 @@ def model_logits(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | N
         attention_mask = torch.ones_like(input_ids)
     output: Any = model(input_ids=input_ids, attention_mask=attention_mask)
     return output.logits
-
-
-def response_token_logps(
-    model: nn.Module,
-    ids_BT: Tensor,
-    attention_mask_BT: Tensor | None,
-    response_mask_BT: Tensor,
-    *,
-    temperature: float = 1.0,
-) -> Tensor:
-    """Compute the log-probability of every response token, [N], row after row."""
-    logps_BT = token_logps(model_logits(model, ids_BT, attention_mask_BT), ids_BT, temperature)
-    return logps_BT[response_mask_BT[:, 1:] != 0]
 
 
 def pair_logps(model: nn.Module, batch: Batch) -> PairLogps:

@@ -12,7 +12,6 @@ from transformers import (
 from trainer.data.acting import end_tokens, greedy_ids
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.evaluation import (
-    EvaluationCost,
     EvaluationOptions,
     consensus_rate,
     evaluate,
@@ -201,16 +200,13 @@ def test_a_sample_has_every_kind_and_session_by_its_share():
 
 
 def test_what_is_not_said_takes_a_tenth_of_the_run():
-    cost = EvaluationCost(pair_tokens=500, prompt_tokens=144, run_tokens=2_000_000)
-    options = EvaluationOptions().within(cost)
+    cost = {"pair_tokens": 500, "prompt_tokens": 144, "run_tokens": 2_000_000}
+    options = EvaluationOptions().within(**cost)
     acting = options.max_prompts * (144 + 4 * 64)
     assert 2 * (options.max_pairs * 500 + acting) <= 0.1 * 2_000_000
     assert options.max_pairs == 100
-    said = EvaluationOptions(max_pairs=7).within(cost)
-    assert said.max_pairs == 7
-    small = EvaluationOptions().within(
-        EvaluationCost(pair_tokens=1e4, prompt_tokens=1e4, run_tokens=9)
-    )
+    assert EvaluationOptions(max_pairs=7).within(**cost).max_pairs == 7
+    small = EvaluationOptions().within(pair_tokens=1e4, prompt_tokens=1e4, run_tokens=9)
     assert (small.max_pairs, small.max_prompts) == (8, 8)
 
 

@@ -54,7 +54,6 @@ def test_cut_prompts_and_responses_are_counted(tokenizer):
     assert found.n_cut_prompts > 0
     assert found.n_cut_responses > 0
     assert found.cut.n_dropped_steps > 0
-    assert 0.5 < found.budget_used <= 1
     with pytest.raises(DatasetError, match="do not fit into max_prompt_tokens=220"):
         preflight(small, data, PreflightOptions(max_cut_prompts=0.1, max_unusable_pairs=1.0))
 

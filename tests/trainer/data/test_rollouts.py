@@ -6,6 +6,7 @@ from trainer.data.dataset import load_preference_data
 from trainer.data.rendering import Renderer
 from trainer.data.rollouts import RecordedRollouts, student_rollouts
 from trainer.errors import DatasetError
+from trainer.model.scoring import chunked_response_logps
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_every_process_replays_its_own_part_of_a_group():
 
 def test_behaviour_logps_are_the_models_own(data, renderer, model):
     rollouts = contrast_rollouts(data.pairs[:1], renderer)
-    rollouts.add_behaviour_logps(model)
+    rollouts.add_behaviour_logps(model, logps_of=chunked_response_logps)
     decision = rollouts.groups[0][0]
     ids = decision["prompt_ids"] + decision["action_ids"]
     with torch.no_grad():

@@ -4,7 +4,6 @@ import pytest
 
 from tests.trainer.published import rows_of
 from trainer.data import tokens
-from trainer.data.budget import sides_of
 from trainer.data.dataset import PreferenceData
 from trainer.data.hints import hint_for_row
 from trainer.data.rendering import Renderer
@@ -33,11 +32,7 @@ def filled(renderer, data, folder):
 def everything(renderer, data):
     found = []
     for row in [*data.pairs, *data.test_pairs]:
-        hint = hint_for_row(row)
-        found += [
-            renderer.prompt(row["prompt"], row.get("tools"), hint=text, sides=sides_of(row))
-            for text in (None, hint.text if hint else None)
-        ]
+        found += [renderer.row_prompt(row, hint=hint) for hint in (None, hint_for_row(row))]
         sides = ("chosen", "rejected")
         found += [renderer.response(row[side], after=row["prompt"]) for side in sides]
     return found

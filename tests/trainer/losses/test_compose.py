@@ -17,11 +17,7 @@ from trainer.losses.channels import (
     distillation_per_token,
     replay_per_pair,
 )
-from trainer.losses.compose import (
-    _say_once,
-    gradient_norms,
-    response_token_logps,
-)
+from trainer.losses.compose import _say_once, gradient_norms
 
 ON = {"alpha_sdpo": 0.3, "beta_replay": 0.7}
 
@@ -255,18 +251,6 @@ def test_a_gradient_norm_is_over_all_trained_parameters():
     assert found == {"grad_norm/both": 5.0, "grad_norm/one": 2.0, "grad_norm/none": 0.0}
     losses["both"].backward()  # the graph is still there
     assert float(model["a"].grad) == 3.0
-
-
-def test_response_tokens_have_their_log_probabilities_row_after_row():
-    batch = small_batch()
-    given = (batch["input_ids"], batch["attention_mask"], batch["response_mask"])
-    model = student()
-    found = response_token_logps(model, *given)
-    assert found.tolist() == pytest.approx([-3 * LOG_2, -2 * LOG_2, -2 * LOG_2])
-    assert model.seen == [batch["attention_mask"].tolist()]
-    # At one half of the temperature probabilities are squared: 1 of 4 + 16 + 1 + 1, and so on.
-    colder = response_token_logps(student(), *given, temperature=0.5)
-    assert colder.exp().tolist() == pytest.approx([1 / 22, 4 / 22, 1 / 4])
 
 
 SIMPO_HINT = " (add_reference_logps fills them in; dpo_variant='simpo' needs none)"

@@ -8,7 +8,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForC
 from tests.trainer.published import rows_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.engines.trl.run import run
-from trainer.losses.compose import pair_logps, response_token_logps
+from trainer.losses.compose import pair_logps
 from trainer.model import scoring
 from trainer.settings import RunConfig, TinyOptions
 
@@ -61,10 +61,10 @@ def test_a_temperature_divides_the_logits(tokenizer):
     model = qwen(len(tokenizer)).eval()
     ids = torch.arange(3, 23)[None]
     mask = (torch.arange(20) > 11).int()[None]
-    given = (model, ids, None, mask)
+    logp = (model(ids).logits[0, 11:-1] / 0.5).log_softmax(-1)
     torch.testing.assert_close(
-        scoring.chunked_response_logps(*given, temperature=0.5),
-        response_token_logps(*given, temperature=0.5),
+        scoring.chunked_response_logps(model, ids, None, mask, temperature=0.5),
+        logp.gather(-1, ids[0, 12:, None])[:, 0],
     )
 
 

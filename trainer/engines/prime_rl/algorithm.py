@@ -132,7 +132,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
         if hint is None:
             return
         self._n_hints += 1
-        message = {"role": "system", "content": hint.text}
+        message = {"role": "system", "content": hint}
         before = self._renderer.render_ids([message], add_generation_prompt=False)
         for branch, _ in iter_trainable_branches(trace):
             scored = await self._scored([*before, *branch.token_ids])

@@ -122,7 +122,7 @@ def make_drift(
     acted = [
         (
             renderer.prompt_ids(row["prompt"], row.get("tools")),
-            renderer.response_ids(row["completion"], after=row["prompt"]),
+            renderer.side_ids(row, "completion"),
         )
         for row in (() if is_imitated else kept)
     ]

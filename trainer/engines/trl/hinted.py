@@ -12,7 +12,6 @@ from accelerate import Accelerator
 from torch import Tensor
 from trl.trainer.utils import pad
 
-from trainer.data.budget import sides_of
 from trainer.data.hints import HintFunction
 from trainer.data.rendering import Renderer
 from trainer.engines.trl.config import ComposerConfig
@@ -80,14 +79,7 @@ class HintChannel:
             return {}
         hints = [hint(row) for row in rows]
         prompts = [
-            torch.tensor(
-                renderer.prompt_ids(
-                    row["prompt"],
-                    row.get("tools"),
-                    hint=found.text if found else None,
-                    sides=sides_of(row),
-                )
-            )
+            torch.tensor(renderer.row_prompt_ids(row, hint=found))
             for row, found in zip(rows, hints, strict=True)
         ]
         has_hint_B = torch.tensor([1.0 if found else 0.0 for found in hints])

@@ -100,10 +100,8 @@ class PairChannel:
         rows = [self.pairs[i] for i in everything]
         pairs: dict[str, Any] = {"total_weight": sum(map(preference_weight, rows))}
         if self._args.is_sft:
-            ids_of = self._collator.renderer.response_ids
-            pairs["total_tokens"] = sum(
-                weight_of(row) * len(ids_of(row["chosen"], after=row["prompt"])) for row in rows
-            )
+            ids_of = self._collator.renderer.side_ids
+            pairs["total_tokens"] = sum(weight_of(row) * len(ids_of(row, "chosen")) for row in rows)
         is_filler = not mine and is_filled
         if is_filler:
             mine = everything[:1]

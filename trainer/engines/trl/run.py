@@ -24,10 +24,9 @@ from trl.chat_template_utils import add_response_schema
 
 from trainer.data.acting import compared, end_tokens
 from trainer.data.as_seen import as_seen, parts_of
-from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import PreferenceData, load_preference_data
-from trainer.data.evaluation import EvaluationCost, evaluate
+from trainer.data.evaluation import evaluate
 from trainer.data.folders import sole_writer
 from trainer.data.hints import hint_for_row, without_hint
 from trainer.data.rendering import RENDERING_FILE, Renderer
@@ -299,7 +298,7 @@ class _Prepared:
                 self.recorded.add_behaviour_logps(
                     self.model, logps_of=chunked_response_logps, temperature=args.temperature
                 )
-        self.evaluation = config.evaluation.within(evaluation_cost(self.data, renderer, args))
+        self.evaluation = config.evaluation.within(**evaluation_cost(self.data, renderer, args))
 
     def _trainee(self, data: PreferenceData) -> Any:
         """Load the model, or make and pretrain a tiny one, on its device."""
@@ -352,16 +351,17 @@ class _Prepared:
 
     def inspected(self) -> list[dict[str, Any]]:
         """Return the first pairs as training sees them, for who wants to check that."""
-        renderer = self.collator.renderer
-        rows = self.data.pairs[:_N_INSPECTED]
-        seen = [as_seen(row, renderer, self.tokenizer) for row in rows]
+        seen = [as_seen(row, self.collator.renderer) for row in self.data.pairs[:_N_INSPECTED]]
         return [{**row, "parts": parts_of(row)} for row in seen]
 
 
+_N_LOOKED_AT = 32
+
+
 def evaluation_cost(
-    data: PreferenceData, renderer: Renderer, shared: SharedSettings, *, n_looked_at: int = 32
-) -> EvaluationCost:
-    """Estimate the cost of a run and its evaluations, from the first rows and the settings.
+    data: PreferenceData, renderer: Renderer, shared: SharedSettings
+) -> dict[str, float]:
+    """Estimate the arguments of `EvaluationOptions.within`, from the first rows and the settings.
 
     The cost is in tokens and not in seconds, so that a run gets the same evaluation on any machine.
     """
@@ -370,21 +370,11 @@ def evaluation_cost(
         return sum(values) / max(len(values), 1)
 
     def prompt(rows: Sequence[Mapping[str, Any]]) -> float:
-        return mean(
-            [
-                len(renderer.prompt_ids(row["prompt"], row.get("tools"), sides=sides_of(row)))
-                for row in rows[:n_looked_at]
-            ]
-        )
+        return mean([len(renderer.row_prompt_ids(row)) for row in rows[:_N_LOOKED_AT]])
 
     def sides(rows: Sequence[Mapping[str, Any]]) -> float:
-        ids_of = renderer.response_ids
-        lengths = [
-            len(ids_of(row[side], after=row["prompt"]))
-            for row in rows[:n_looked_at]
-            for side in ("chosen", "rejected")
-        ]
-        return 2 * mean(lengths)
+        both, some = ("chosen", "rejected"), rows[:_N_LOOKED_AT]
+        return 2 * mean([len(renderer.side_ids(row, side)) for row in some for side in both])
 
     pairs, held_out = prompt(data.pairs), prompt(data.test_pairs)
     a_pair = pairs + sides(data.pairs)
@@ -396,12 +386,12 @@ def evaluation_cost(
     n_steps = shared.max_steps
     if n_steps < 0:  # epochs
         n_steps = 3 * len(data.pairs) // max(shared.pairs_per_step, 1)
-    return EvaluationCost(
+    return {
         # The blank prompt is short.
-        pair_tokens=held_out + 2 * sides(data.test_pairs),
-        prompt_tokens=prompt(data.test_prompts),
-        run_tokens=3 * n_steps * step,
-    )
+        "pair_tokens": held_out + 2 * sides(data.test_pairs),
+        "prompt_tokens": prompt(data.test_prompts),
+        "run_tokens": 3 * n_steps * step,
+    }
 
 
 def _autocast(args: ComposerConfig) -> torch.autocast:

@@ -25,7 +25,6 @@ from trl.models.utils import _ForwardRedirection
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
-from trainer.data.budget import sides_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import checked_rows
 from trainer.data.folders import STATE_FILE
@@ -189,13 +188,9 @@ class ComposerReplicationTrainer(GRPOTrainer):
         """
         if self.environment_factories is not None or self.tools:
             return super()._tokenize_prompts(prompts)
-        renderer = self.collator.renderer
         rows = zip(prompts, self.rollout_rows, strict=True)
-        ids = [
-            renderer.prompt_ids(prompt, row.get("tools"), sides=sides_of(row))
-            for prompt, row in rows
-        ]
-        return ids, None, {}
+        ids_of = self.collator.renderer.row_prompt_ids
+        return [ids_of({**row, "prompt": prompt}) for prompt, row in rows], None, {}
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.recorded is not None:

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.data.budget import sides_of
 from trainer.data.dataset import PreferenceData, load_preference_data
 from trainer.data.hints import hint_for_row
 from trainer.data.rendering import Renderer
@@ -117,13 +116,9 @@ def prompt_rows(data: PreferenceData, renderer: Renderer, *, reward: str) -> lis
                 "extra_info": {
                     "index": index,
                     "reward": reward,
-                    "hint": hint.text if hint else None,
-                    "prompt_ids": renderer.prompt_ids(state["prompt"], sides=sides_of(state)),
-                    "hinted_ids": renderer.prompt_ids(
-                        state["prompt"], hint=hint.text, sides=sides_of(state)
-                    )
-                    if hint
-                    else None,
+                    "hint": hint,
+                    "prompt_ids": renderer.row_prompt_ids(state),
+                    "hinted_ids": renderer.row_prompt_ids(state, hint=hint) if hint else None,
                 },
             }
         )
