@@ -11,39 +11,34 @@ from replay_pipeline.stages.pages.files import inert
 from replay_pipeline.stages.pages.sides import over_lines
 from replay_pipeline.storage.pair_rows import table_with_prompts
 from replay_pipeline.types import TeacherAction
+from tests.replay_pipeline.judge.test_extract import answers
+from tests.support.messages import bash, call
 from tests.support.votes import extract_pairs
 
 ATTACK = "</script><script>alert(1)</script><!-- \u2028 & <img src=x onerror=alert(1)>"
 
 
-def bash(command):
-    function = {"name": "Bash", "arguments": json.dumps({"command": command})}
-    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
-
-
-def state(state_id="cc1_abc", action=None, **more):
+def state(state_id="cc1_abc", **more):
     return {
         "state_id": state_id,
         "session_id": "session",
         "messages": [{"role": "user", "content": f"Fix it. {ATTACK}"}],
-        "student_action": action or bash("make"),
+        "student_action": bash("make"),
         "student_model": "claude-opus-4-5",
         **more,
     }
-
-
-def answers(state_id="cc1_abc", **by_teacher):
-    return [
-        TeacherAction(state_id=state_id, teacher=name, family=name, action=action)
-        for name, action in by_teacher.items()
-    ]
 
 
 @pytest.fixture
 def judged():
     states = [state(hint=ATTACK), state("cc1_xyz")]
     rows = [
-        *answers(deepseek=bash(f"echo '{ATTACK}'"), qwen=bash(f"echo '{ATTACK}'"), glm=bash("ls")),
+        *answers(
+            "cc1_abc",
+            deepseek=bash(f"echo '{ATTACK}'"),
+            qwen=bash(f"echo '{ATTACK}'"),
+            glm=bash("ls"),
+        ),
         *answers("cc1_xyz", deepseek=bash("ls"), qwen=bash("tox")),
     ]
     rows.append(
@@ -118,8 +113,8 @@ def test_sides_are_shown_as_they_are_published():
         "cwd": "/work/shop",
         "chosen": "chosen",
         "rejected": "rejected",
-        "chosen_action": read("src/cart.py", offset=5),
-        "rejected_action": read("/work/shop/src/tax.py"),
+        "chosen_action": call("Read", file_path="src/cart.py", offset=5),
+        "rejected_action": call("Read", file_path="/work/shop/src/tax.py"),
         "n_teachers_agreeing": 2,
     }
     messages = {f"{side}_messages": [pair[f"{side}_action"]] for side in ("chosen", "rejected")}
@@ -130,8 +125,3 @@ def test_sides_are_shown_as_they_are_published():
         said = "\n".join("".join(text for text, _ in line) for line in lines)
         assert said == over_lines(published[side][-1])
     assert item["headline"] == "Read /work/shop/src/cart.py"
-
-
-def read(path, **more):
-    function = {"name": "Read", "arguments": json.dumps({"file_path": path, **more})}
-    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}

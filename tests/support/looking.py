@@ -1,10 +1,9 @@
 """Teachers that look before they act, for the loopback server, and a client that answers their looks."""
 
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from replay_pipeline.types import LookAnswer, Message, TraceState
+from tests.support.messages import bash, call
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
@@ -12,21 +11,11 @@ TOOLS = [
 ]
 
 
-def call(name: str, **arguments: Any) -> Message:
-    """A message with one call."""
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
-    }
-
-
 def look(number: int) -> Message:
     return call("Read", file_path=f"/w/{number}.py")
 
 
-ACT = call("Bash", command="make install")
+ACT = bash("make install")
 
 
 def looking(

@@ -1,12 +1,12 @@
 """Actions of an agent's day, labelled by the shell's grammar and the programs' manuals alone."""
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from replay_pipeline.actions import agreement_level, agrees_at, canonical_action
+from replay_pipeline.actions import agreement_level, agrees_at
+from tests.replay_pipeline.actions.test_labelled import action_of
 
 DATA = Path(__file__).parents[2] / "data"
 SETS = {
@@ -15,22 +15,15 @@ SETS = {
 }
 
 
-def action_of(side):
-    calls = [
-        {"Bash": {"command": one}} if isinstance(one, str) else one
-        for one in (side if isinstance(side, list) else [side])
-    ]
-    functions = [{"name": n, "arguments": json.dumps(a)} for one in calls for n, a in one.items()]
-    action = canonical_action(
-        {"tool_calls": [{"function": f} for f in functions]}, cwd="/home/ada/shop"
-    )
+def valid(side):
+    action = action_of(side)
     assert action.is_valid
     return action
 
 
 def is_same(a, b):
-    found = agreement_level(action_of(a), action_of(b))
-    assert found == agreement_level(action_of(b), action_of(a))
+    found = agreement_level(valid(a), valid(b))
+    assert found == agreement_level(valid(b), valid(a))
     return agrees_at("effect", found)
 
 

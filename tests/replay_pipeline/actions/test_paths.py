@@ -7,6 +7,7 @@ import pytest
 from replay_pipeline.actions import agreement_level, canonical_action
 from replay_pipeline.actions.native import NativeForm
 from replay_pipeline.actions.paths import absolute, home_of, relative, without_needless_cd
+from tests.support.messages import call
 
 DRIVE, POSIX = "C:\\Users\\ada\\shop", "/home/ada/shop"
 SPELLINGS = [
@@ -24,12 +25,7 @@ SPELLINGS = [
 
 
 def read(path, cwd):
-    return canonical_action(calls("Read", file_path=path), cwd=cwd)
-
-
-def calls(name, **arguments):
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}
+    return canonical_action(call("Read", file_path=path), cwd=cwd)
 
 
 @pytest.mark.parametrize("cwd", [DRIVE, "c:/Users/ada/shop", "/c/Users/ada/shop"])
@@ -64,10 +60,10 @@ def test_a_cd_into_the_folder_itself_is_needless_in_every_spelling():
 
 @pytest.mark.parametrize("written", [f"{DRIVE}\\README.md", "C:/Users/ada/shop/README.md"])
 def test_the_native_form_writes_paths_as_the_session_does(written):
-    form = NativeForm([calls("Read", file_path=written)], None, DRIVE)
+    form = NativeForm([call("Read", file_path=written)], None, DRIVE)
     for path in SPELLINGS:
-        (call,) = form.message(read(path, DRIVE))["tool_calls"]
-        shown = json.loads(call["function"]["arguments"])["file_path"]
+        (made,) = form.message(read(path, DRIVE))["tool_calls"]
+        shown = json.loads(made["function"]["arguments"])["file_path"]
         assert shown == written.replace(
             "README.md", "src\\cart.py" if "\\" in written else "src/cart.py"
         )

@@ -4,18 +4,8 @@ import json
 
 import pytest
 
-from replay_pipeline.actions import (
-    LEVEL_CREDIT,
-    canonical_action,
-    consensus_reward,
-    parse_rendered,
-)
-
-
-def bash(command):
-    function = {"name": "Bash", "arguments": json.dumps({"command": command})}
-    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
-
+from replay_pipeline.actions import LEVEL_CREDIT, canonical_action, consensus_reward, parse_rendered
+from tests.support.messages import bash, call, says, together
 
 CONSENSUS = bash("pytest -q -x")
 
@@ -51,8 +41,7 @@ def test_reward_falls_with_the_level_of_agreement(completion, level):
 
 def test_paths_are_read_against_the_working_directory_of_the_prompt():
     def read(path):
-        function = {"name": "Read", "arguments": json.dumps({"file_path": path})}
-        return {"role": "assistant", "tool_calls": [{"function": function}]}
+        return call("Read", file_path=path)
 
     prompt = [
         {"role": "system", "content": "You are an agent.\n\nWorking directory: /home/ada/shop\n"},
@@ -69,10 +58,6 @@ def test_row_without_a_consensus_is_an_error():
 
 
 def test_rendered_actions_are_read_back():
-    parallel = {
-        "role": "assistant",
-        "tool_calls": [*CONSENSUS["tool_calls"], *bash("ls")["tool_calls"]],
-    }
-    for message in (CONSENSUS, parallel, {"role": "assistant", "content": "Done.\nAll pass."}):
+    for message in (CONSENSUS, together(CONSENSUS, bash("ls")), says("Done.\nAll pass.")):
         action = canonical_action(message)
         assert parse_rendered(action.render()) == action

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.text_judges import measured, pairs
 from replay_pipeline.actions.agreement import say_the_same
 from replay_pipeline.types import TeacherAction
+from tests.support.messages import says
 from tests.support.votes import extract_dpo_pairs
 
 
@@ -40,8 +41,7 @@ def test_names_paths_numbers_and_negation_are_content(one, other, is_same):
 
 
 def said(teacher, text):
-    message = {"role": "assistant", "content": text}
-    return TeacherAction(state_id="s1", teacher=teacher, family=teacher, action=message)
+    return TeacherAction(state_id="s1", teacher=teacher, family=teacher, action=says(text))
 
 
 def test_three_answers_that_take_one_option_in_other_words_are_three_votes():
@@ -53,7 +53,7 @@ def test_three_answers_that_take_one_option_in_other_words_are_three_votes():
     state = {
         "state_id": "s1",
         "messages": [{"role": "user", "content": "(a) in place, (b) dump or (c) dual writes?"}],
-        "student_action": {"role": "assistant", "content": "(a)"},
+        "student_action": says("(a)"),
     }
     [pair] = extract_dpo_pairs([state], answers)
     assert pair["n_teachers_agreeing"] == 3

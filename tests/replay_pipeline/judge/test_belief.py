@@ -5,7 +5,8 @@ import pytest
 from replay_pipeline.actions.difference import FACTS, ActionDifference
 from replay_pipeline.judge import extract
 from replay_pipeline.judge.belief import belief, evidence_of, features, learned, right_if_agreed
-from tests.replay_pipeline.judge.test_extract import answers, bash, call, state
+from tests.replay_pipeline.judge.test_extract import answers, state
+from tests.support.messages import bash, call
 from tests.support.worlds import WORLDS, simulate
 
 

@@ -1,31 +1,12 @@
 """Agreement of teachers that makes no pair: what prompt, record and the other side say against it."""
 
-import json
-
 import pytest
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.judge.records import outcomes_table
 from replay_pipeline.types import TeacherAction, Trial
+from tests.support.messages import bash, call, edit, says, together
 from tests.support.votes import extract_pairs
-
-
-def call(name, **arguments):
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
-
-
-def bash(command):
-    return call("Bash", command=command)
-
-
-def together(*actions):
-    calls = [call for action in actions for call in action["tool_calls"]]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def says(text):
-    return {"role": "assistant", "content": text}
 
 
 def state(turn=0, action=None, shown="Fix the cart.", **more):
@@ -112,10 +93,6 @@ def test_what_the_student_does_after_its_own_action_failed_is_a_pair():
     assert judge([failed, state(1, bash("ls"))], answers(**LS))[0] == "pair"
 
 
-def edit(path, old, new="x"):
-    return call("Edit", file_path=path, old_string=old, new_string=new)
-
-
 @pytest.mark.parametrize(
     ("action", "why"),
     [
@@ -125,17 +102,6 @@ def edit(path, old, new="x"):
         (call("Read", file_path="/home/ada/shop.py"), "shop.py was never named"),
         (call("Read", file_path="/home/ada/src/cart.py"), None),
         (call("Write", file_path="new.py", content="x"), None),
-        (
-            call(
-                "MultiEdit",
-                file_path="cart.py",
-                edits=[
-                    {"old_string": "a = 1", "new_string": "c = 3"},
-                    {"old_string": "c = 3", "new_string": "d = 4"},
-                ],
-            ),
-            None,
-        ),
     ],
 )
 def test_an_action_that_needs_what_was_never_shown_is_infeasible(action, why):
@@ -153,23 +119,13 @@ NEVER_SHOWN = "the text that is replaced in cart.py was never shown"
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (multi_edit(("a = 1", "b = 2"), ("c = 3", "d = 4")), NEVER_SHOWN),
-        (multi_edit(("a = 1", "b = 2"), ("\n\n   a = 1", "b = 2")), None),
-        (multi_edit(("a = 1", "if b:\n    c = 3"), ("c = 3\n", "")), None),
-        (multi_edit(("a = 1", ""), ("c = 3", "a = 1")), NEVER_SHOWN),
-        (multi_edit(("a = 1", "c = 3"), ("a = 1", "d = 4"), ("c = 3", "d = 4")), None),
-    ],
-)
-def test_each_change_of_several_needs_text_that_was_shown_or_just_written(change, why):
-    found = judge([state(shown="cart.py: a = 1")], answers(qwen=change, glm=change))
-    assert found == (("infeasible", why) if why else ("pair", None))
-
-
-@pytest.mark.parametrize(
     ("actions", "why"),
     [
+        ([multi_edit(("a = 1", "b = 2"), ("c = 3", "d = 4"))], NEVER_SHOWN),
+        ([multi_edit(("a = 1", "b = 2"), ("\n\n   a = 1", "b = 2"))], None),
+        ([multi_edit(("a = 1", "if b:\n    c = 3"), ("c = 3\n", ""))], None),
+        ([multi_edit(("a = 1", ""), ("c = 3", "a = 1"))], NEVER_SHOWN),
+        ([multi_edit(("a = 1", "c = 3"), ("a = 1", "d = 4"), ("c = 3", "d = 4"))], None),
         ([bash("ls"), edit("cart.py", "c = 3")], NEVER_SHOWN),
         ([call("Read", file_path="cart.py"), edit("cart.py", "c = 3")], NEVER_SHOWN),
         ([edit("cart.py", "a = 1", "c = 3"), edit("cart.py", "c = 3")], None),
@@ -177,13 +133,10 @@ def test_each_change_of_several_needs_text_that_was_shown_or_just_written(change
         ([call("NotebookEdit", notebook_path="a.ipynb", new_source="")], "a.ipynb was never named"),
         ([call("NotebookEdit", notebook_path="cart.py", new_source="")], None),
         ([call("Read", file_path="cart.py", edits="all")], None),
-        (
-            [call("Edit", file_path="cart.py", old_string="c = 3", new_string="", edits=[])],
-            NEVER_SHOWN,
-        ),
+        ([call("Edit", file_path="cart.py", old_string="c = 3", new_string="", edits=[])], NEVER_SHOWN),
     ],
-)
-def test_every_call_of_an_action_must_be_possible_where_it_stands(actions, why):
+)  # fmt: skip
+def test_every_change_and_call_must_be_possible_where_it_stands(actions, why):
     action = together(*actions)
     found = judge([state(shown="cart.py: a = 1")], answers(qwen=action, glm=action))
     assert found == (("infeasible", why) if why else ("pair", None))

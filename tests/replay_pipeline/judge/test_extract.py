@@ -18,6 +18,7 @@ from replay_pipeline.storage.schemas import (
     POSITIVES,
 )
 from replay_pipeline.types import TeacherAction
+from tests.support.messages import bash, call, says
 from tests.support.votes import extract_dpo_pairs, extract_pairs
 
 CWD = "/home/ada/shop"
@@ -32,15 +33,6 @@ READ_TOOL = {
         },
     },
 }
-
-
-def call(name, **arguments):
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
-
-
-def bash(command):
-    return call("Bash", command=command)
 
 
 def state(state_id="s1", action=None, **more):
@@ -60,29 +52,6 @@ def answers(state_id="s1", **by_teacher):
         TeacherAction(state_id=state_id, teacher=name, family=name, action=action, cost_usd=0.01)
         for name, action in by_teacher.items()
     ]
-
-
-def test_two_teachers_that_agree_against_the_student_make_a_pair():
-    [pair] = extract_dpo_pairs(
-        [state()],
-        answers(
-            deepseek=call("Read", file_path="tests/test_cart.py"),
-            qwen=call("Read", file_path=f"{CWD}/tests/./test_cart.py"),
-            glm=bash("ls"),
-        ),
-    )
-    assert pair["chosen"] == 'Read {"file_path":"tests/test_cart.py"}'
-    assert pair["rejected"] == 'Bash {"command":"pytest"}'
-    assert pair["n_teachers_agreeing"] == 2
-    assert pair["n_teachers_asked"] == pair["n_teachers_valid"] == 3
-    assert pair["teachers_agreeing"] == ["deepseek", "qwen"]
-    assert pair["agreement_level"] == "exact"
-    assert pair["margin"] == 1
-    assert pair["cost_usd"] == pytest.approx(0.03)
-    both = pair["p_chosen_right"] * pair["p_rejected_wrong"]
-    assert pair["weight"] == pair["p_better"] == pytest.approx(both, abs=1e-4)
-    assert pair["difference"] == ["tool", "looks", "coding"]
-    assert pair["state_messages"] == [{"role": "user", "content": "Fix tests/test_cart.py; a.py?"}]
 
 
 TOLD = {
@@ -364,12 +333,12 @@ def test_where_all_who_were_asked_took_the_agents_action_its_vote_counts():
 
 
 def test_an_answer_cut_short_has_no_vote():
-    text = {"role": "assistant", "content": "The test fails because"}
+    text = says("The test fails because")
     rows = [
         TeacherAction(state_id="s1", teacher=t, family=t, action=text, finish_reason=reason)
         for t, reason in (("a", "stop"), ("b", "length"))
     ]
-    asked = state(action={"role": "assistant", "content": "Shall I?"})
+    asked = state(action=says("Shall I?"))
     assert judged([asked], rows) == "too_few_answers"
     assert judged([asked], rows, 1) == "pair"
 
@@ -423,8 +392,7 @@ def test_an_answer_of_the_students_own_model_tells_whether_it_would_act_alike():
     assert control_of(*named) == control_of(*named[::-1]) == (1, 0)
     more = own(bash("pytest -x"))
     assert (control_of(more), control_of(more, level="target")) == ((1, 1), (1, 0))
-    asked = state(action={"role": "assistant", "content": "Shall I?"})
-    again = own({"role": "assistant", "content": "Should I?"})
+    asked, again = state(action=says("Shall I?")), own(says("Should I?"))
     assert control_of(again, at=asked) == (1, 1)
     assert control_of(again, at=asked, same_text=lambda *_: True) == (1, 0)
 
@@ -585,9 +553,6 @@ def test_threshold_must_be_a_positive_number_of_families(threshold, why):
 
 
 def test_final_texts_are_compared_by_the_judge_that_is_given():
-    def says(text):
-        return {"role": "assistant", "content": text}
-
     def same_topic(one, other):
         return one.split()[0] == other.split()[0]
 
@@ -605,42 +570,6 @@ def test_unknown_level_is_refused():
         ConfigError, match=r"^level='nearly' is not one of exact, effect, target, tool$"
     ):
         extract_dpo_pairs([], [], level="nearly")
-
-
-def test_report_is_plain_json_with_matrix():
-    states = [state(f"s{n}", action=bash("tox")) for n in range(20)]
-    rows = [
-        row
-        for n in range(20)
-        for row in answers(
-            f"s{n}",
-            a=call("Read", file_path=f"{n}.py"),
-            b=call("Read", file_path=f"./{n}.py"),
-            c=call("Read", file_path="x.py"),
-        )
-    ]
-    report = extract_pairs(states, rows)
-    found = json.loads(json.dumps(report.to_json()))
-    assert found.keys() == {
-        *("level", "agreement_threshold", "consensus_levels", "outcomes"),
-        *(
-            "n_states",
-            "n_pairs",
-            "n_positives",
-            "n_lessons",
-            "n_answers",
-            "answers_left_out",
-            "n_natural_joined",
-            "n_circular_pairs",
-        ),
-        *("n_ties", "near_misses", "pairs_by_source", "natural_left_out"),
-        *("n_duplicate_states", "n_duplicate_answers", "n_unmatched_answers"),
-        *("control", "teachers", "matrix"),
-        *("n_refuted", "precision", "poll", "reliability"),
-    }
-    assert found["matrix"]["a"]["b"] == {"n": 20, "n_agree": 20, "rate": 1.0}
-    assert found["matrix"]["c"]["a"]["rate"] == 0
-    assert found["teachers"]["a"]["n_in_consensus"] == 20
 
 
 def test_the_report_as_json_holds_every_figure():
@@ -675,35 +604,26 @@ def test_the_report_as_json_holds_every_figure():
         n_natural_joined=24,
     )
     report.natural_left_out.update(["rewind_refusal", "rewind_refusal", "rejection_invalid"])
-    nothing = {"n_asked": 0, "n_failed": 0, "n_invalid": 0, "n_valid": 0}
-    found = report.to_json()
+    counts = ("n_asked", "n_failed", "n_invalid", "n_valid", "n_in_consensus", "n_with_student")
+    nothing = {**dict.fromkeys(counts, 0), "cost_usd": 0.0, "family": None}
+    found = json.loads(json.dumps(report.to_json()))
     assert found == {
         "level": "effect",
         "agreement_threshold": 3,
         "n_states": 7,
         "n_pairs": 6,
         "n_positives": 5,
-        "n_lessons": 0,
-        "n_answers": 0,
+        **dict.fromkeys(("n_lessons", "n_answers", "n_refuted"), 0),
         "answers_left_out": {},
-        "n_refuted": 0,
         "precision": {
-            "share": 0.0,
-            "low": 0.0,
-            "high": 0.0,
-            "claimed": 0.0,
-            "n_pairs": 0,
-            "n_checked": 0,
-            "n_proven": 0,
+            **dict.fromkeys(("share", "low", "high", "claimed"), 0.0),
+            **dict.fromkeys(("n_pairs", "n_checked", "n_proven"), 0),
             "words": "no pairs",
         },
         "poll": {
-            "n_pairs": 0,
-            "claimed": 0.0,
-            "open": 0.0,
+            **dict.fromkeys(("n_pairs", "n_proven", "n_accepted"), 0),
+            **dict.fromkeys(("claimed", "open"), 0.0),
             "checks": [],
-            "n_proven": 0,
-            "n_accepted": 0,
         },
         "reliability": None,
         "outcomes": {"agreement": 1, "no_consensus": 4, "pair": 2},
@@ -719,23 +639,8 @@ def test_the_report_as_json_holds_every_figure():
         "n_unmatched_answers": 23,
         "control": {"n": 40, "n_mismatch": 10, "mismatch_rate": 0.25},
         "teachers": {
-            "glm": {
-                **nothing,
-                "n_in_consensus": 4,
-                "n_with_student": 3,
-                "cost_usd": 0.012345678,
-                "family": None,
-            },
-            "qwen": {
-                "n_asked": 11,
-                "n_failed": 1,
-                "n_invalid": 2,
-                "n_valid": 8,
-                "n_in_consensus": 0,
-                "n_with_student": 0,
-                "family": None,
-                "cost_usd": 0.0,
-            },
+            "glm": nothing | {"n_in_consensus": 4, "n_with_student": 3, "cost_usd": 0.012345678},
+            "qwen": nothing | {"n_asked": 11, "n_failed": 1, "n_invalid": 2, "n_valid": 8},
         },
         "matrix": {},
     }

@@ -1,21 +1,12 @@
 """Pairs that a session holds by itself: branches given up, actions the user rejected."""
 
-import json
+from functools import partial
 
 from replay_pipeline.storage.pair_rows import pair_id_of
 from replay_pipeline.types import TeacherAction
+from tests.support import messages
+from tests.support.messages import bash, call, says, together
 from tests.support.votes import extract_dpo_pairs, extract_pairs
-
-
-def bash(command):
-    function = {"name": "Bash", "arguments": json.dumps({"command": command})}
-    return {"role": "assistant", "tool_calls": [{"function": function}]}
-
-
-def edit(old, new):
-    arguments = {"file_path": "a.py", "old_string": old, "new_string": new}
-    function = {"name": "Edit", "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "tool_calls": [{"function": function}]}
 
 
 def state(turn, action, outcome="ok", **more):
@@ -34,6 +25,7 @@ def sides(pairs):
     return [(p["source"], p["chosen"], p["rejected"]) for p in pairs]
 
 
+edit = partial(messages.edit, "a.py")
 MAKE, TOX = 'Bash {"command":"make"}', 'Bash {"command":"tox"}'
 
 
@@ -116,8 +108,7 @@ def test_of_several_branches_the_last_was_kept_and_the_others_given_up():
 
 
 def test_a_branch_that_could_not_run_makes_no_pair():
-    unknown = {"function": {"name": "Glob", "arguments": '{"pattern": "*"}'}}
-    glob = {"role": "assistant", "tool_calls": [unknown]}
+    glob = call("Glob", pattern="*")
     tools = [{"type": "function", "function": {"name": "Bash", "parameters": {}}}]
     invalid = {"rewind_invalid": 1}
     for one, other in ((glob, bash("ls")), (bash("ls"), glob)):
@@ -129,7 +120,7 @@ def test_a_branch_that_could_not_run_makes_no_pair():
 
 def test_a_branch_that_does_the_same_and_more_makes_no_pair():
     def both(*commands):
-        return {"role": "assistant", "tool_calls": [bash(c)["tool_calls"][0] for c in commands]}
+        return together(*map(bash, commands))
 
     def left(chosen, **options):
         given_up = state(3, bash("pytest"), "rewound", alternatives=[chosen])
@@ -190,12 +181,9 @@ def test_a_session_without_numbers_keeps_its_order():
 
 
 def test_the_two_branches_of_a_rewind_name_their_files_from_the_same_folder():
-    def read(path):
-        function = {"name": "Read", "arguments": json.dumps({"file_path": path})}
-        return {"role": "assistant", "tool_calls": [{"function": function}]}
-
-    paths = {"cwd": "/shop", "alternatives": [read("/shop/a.py")]}
-    assert left_out(state(3, read("a.py"), "rewound", **paths)) == {"rewind_same_action": 1}
+    paths = {"cwd": "/shop", "alternatives": [call("Read", file_path="/shop/a.py")]}
+    same = state(3, call("Read", file_path="a.py"), "rewound", **paths)
+    assert left_out(same) == {"rewind_same_action": 1}
     [pair] = extract_dpo_pairs([state(3, bash("tox"), "rewound", **paths)], [])
     assert pair["chosen"] == 'Read {"file_path":"a.py"}'
 
@@ -233,8 +221,7 @@ def test_a_retry_that_needs_what_the_prompt_never_held_is_no_pair():
 
 def test_a_branch_that_stops_or_refuses_is_not_chosen():
     for text, why in (("Done.", "early_stop"), ("I'm sorry, but I can't.", "refusal")):
-        says = {"role": "assistant", "content": text}
-        given_up = state(3, bash("tox"), "rewound", alternatives=[says])
+        given_up = state(3, bash("tox"), "rewound", alternatives=[says(text)])
         assert left_out(given_up) == {f"rewind_{why}": 1}
 
 
@@ -290,9 +277,6 @@ def test_a_pair_joins_only_where_both_sides_are_the_same():
 
 
 def test_what_is_joined_goes_by_the_level_and_the_judge_that_are_asked_for():
-    def says(text):
-        return {"role": "assistant", "content": text}
-
     given_up = state(3, bash("pytest"), "rewound", alternatives=[bash("make -B")])
     for level, n_pairs in (("effect", 2), ("target", 1)):
         pairs = extract_dpo_pairs([given_up], answers("s3", bash("make")), level=level)

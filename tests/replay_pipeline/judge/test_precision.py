@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import product
 
 import numpy as np
 import pytest
@@ -35,10 +36,9 @@ def checked_by_hand(world, report, n):
     return {key: world.is_right_pair(by_id[key]) for key in chances}, chances
 
 
-@pytest.mark.parametrize("name", UNALIKE)
-def test_a_hundred_checked_pairs_tell_it_where_they_are_not(name):
+def test_a_hundred_checked_pairs_tell_it_where_they_are_not():
     errors, covered, blind = [], [], []
-    for seed in range(4):
+    for name, seed in product(UNALIKE, range(2)):
         world, report = judged(name, 1_000, seed)
         truth = true_precision(world, report.pairs)
         blind.append(abs(report.precision.share - truth))
@@ -52,7 +52,7 @@ def test_a_hundred_checked_pairs_tell_it_where_they_are_not(name):
         assert (found.n_checked, found.n_pairs) == (100, len(after.pairs))
     assert np.mean(errors) <= 0.05
     assert np.mean(errors) < np.mean(blind)
-    assert sum(covered) >= 3
+    assert sum(covered) >= 5
 
 
 def test_claims_are_brought_to_what_was_found():

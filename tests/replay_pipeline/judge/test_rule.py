@@ -8,7 +8,8 @@ import pytest
 from replay_pipeline.judge.rule import rule, standing_of_pattern
 from replay_pipeline.replay.buy.policy import parse_gates
 from replay_pipeline.types import TeacherAction, family_of_model
-from tests.replay_pipeline.judge.test_extract import bash, state
+from tests.replay_pipeline.judge.test_extract import state
+from tests.support.messages import bash
 from tests.support.votes import extract_pairs
 
 FAMILIES = ("deepseek", "qwen", "glm", "kimi", "mistral")

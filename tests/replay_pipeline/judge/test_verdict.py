@@ -1,6 +1,5 @@
 """The verdict on two models: what a panel tells of answers, and what an interval holds."""
 
-import json
 import random
 from statistics import fmean
 
@@ -19,17 +18,15 @@ from replay_pipeline.judge.verdict import (
     verdict,
 )
 from replay_pipeline.types import Trial
+from tests.support import messages
 
 
 def bash(command):
-    function = {"name": "Bash", "arguments": json.dumps({"command": command})}
-    return canonical_action({"tool_calls": [{"id": "c", "type": "function", "function": function}]})
+    return canonical_action(messages.bash(command))
 
 
 def edit(new):
-    given = {"file_path": "/a.py", "old_string": "x", "new_string": new}
-    function = {"name": "Edit", "arguments": json.dumps(given)}
-    return canonical_action({"tool_calls": [{"id": "c", "type": "function", "function": function}]})
+    return canonical_action(messages.edit("/a.py", "x", new))
 
 
 def test_more_of_a_panel_on_a_side_makes_it_likelier_right():
