@@ -1,49 +1,10 @@
 """Every error that `replay_pipeline` raises on purpose.
 
-    ReplayPipelineError ├── ConfigError a setting or recipe is wrong; raised before any work or
-    money │ └── UntrustedError a key, a file or an operator that this user has not trusted ├──
-    MissingDependencyError an optional package is not installed; the message names the extra ├──
-    StorageError a folder or file cannot be read or written ├── SchemaError a stored table does not
-    have our columns ├── CheckFailedError a blocking check found broken data; later tables were not
-    made ├── IngestError a source cannot be turned into states ├── ReplayError │ ├──
-    BudgetExceededError the next call could overrun a limit │ ├── LedgerError the ledger cannot be
-    opened or contradicts itself │ ├── PriceError a teacher's price is unknown or too old under a
-    dollar ceiling │ └── TeacherError one teacher call failed │ ├── TeacherAuthError │ ├──
-    TeacherCreditError │ ├── TeacherRateLimitError │ ├── TeacherTimeoutError │ └──
-    TeacherResponseError ├── NormalizeError the data-juicer recipe failed ├── PublishError the
-    dataset could not be published │ └── SecretFoundError publishing stopped: a secret is in the
-    data └── TrainError the trainer process failed
-
 A single bad call, state, or session is data: its row records it, and the report counts it. An
 exception means that continuing would be wrong or would waste money. Every class also inherits the
 standard exception that it refines. All of them can be pickled, because they cross process
 boundaries.
 """
-
-__all__ = [
-    "BudgetExceededError",
-    "CheckFailedError",
-    "ConfigError",
-    "IngestError",
-    "LedgerError",
-    "MissingDependencyError",
-    "NormalizeError",
-    "PriceError",
-    "PublishError",
-    "ReplayError",
-    "ReplayPipelineError",
-    "SchemaError",
-    "SecretFoundError",
-    "StorageError",
-    "TeacherAuthError",
-    "TeacherCreditError",
-    "TeacherError",
-    "TeacherRateLimitError",
-    "TeacherResponseError",
-    "TeacherTimeoutError",
-    "TrainError",
-    "UntrustedError",
-]
 
 
 class ReplayPipelineError(Exception):

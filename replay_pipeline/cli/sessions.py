@@ -81,7 +81,7 @@ def look(
             place = to or page_of(work.settings).parent
             overview = write_page_of(work, place, days=days)
         else:
-            from replay_pipeline.stages.pages import look as look_at
+            from replay_pipeline.stages.pages.look import look as look_at
 
             place = to or Path("look")
             overview = look_at(

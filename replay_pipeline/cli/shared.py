@@ -157,7 +157,8 @@ def chosen(work: "Pipeline", batches: list[str] | None) -> list[str]:
 
 def ranked_row(pair: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a pair that the review order shows."""
-    from replay_pipeline.stages.pages import differ, doubts, review_score
+    from replay_pipeline.stages.pages.pairs import doubts, review_score
+    from replay_pipeline.stages.pages.sides import differ
 
     names = ("pair_id", "state_id", "p_better", "margin", "chosen", "rejected")
     sides = [

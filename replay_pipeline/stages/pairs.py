@@ -94,7 +94,7 @@ def tried_by(settings: Settings) -> Mapping[str, Any]:
 
 def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]]:
     """Return what a person marked, and the chances with which those pairs were drawn."""
-    from replay_pipeline.stages.pages import read_chances, read_marks
+    from replay_pipeline.stages.pages.pairs import read_chances, read_marks
 
     path = settings.pairs.marks
     return (read_marks(path), read_chances(path)) if path else ({}, {})
@@ -169,7 +169,7 @@ def _matrix(matrix: dict[str, dict[str, dict[str, float]]]) -> Markdown:
 
 def _sample(pair: DPOPair) -> Markdown:
     """Draw what was asked, and how what the student did differs from what the teachers would do."""
-    from replay_pipeline.stages.pages import last_request, native_sides, over_lines
+    from replay_pipeline.stages.pages.sides import last_request, native_sides, over_lines
 
     rejected, chosen = native_sides(pair)
     left = over_lines(rejected, pair["rejected"]).split("\n")

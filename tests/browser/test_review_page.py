@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from replay_pipeline.stages.pages import Contents, portion, read_marks, write_page
+from replay_pipeline.stages.pages.look import Contents, write_page
+from replay_pipeline.stages.pages.pairs import portion, read_marks
 
 ATTACK = (
     "</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>"

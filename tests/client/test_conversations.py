@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.ingesters import IngestReport, ingest
-from replay_pipeline.stages.pages import look
+from replay_pipeline.stages.pages.look import look
 from tests.client.clients import FIRST_WITH_REQUESTS, VERSIONS, Desk, client, numbers_of
 from tests.client.comparison import Compared
 from tests.client.conversations import CONVERSATIONS

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from replay_pipeline.cli import app
 from replay_pipeline.ingesters import ingest
 from replay_pipeline.stages.budget.spending import estimate_replay
-from replay_pipeline.stages.pages import look
+from replay_pipeline.stages.pages.look import look
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.views.page import write_page_of
 from replay_pipeline.testing.sample import SESSIONS_DIR

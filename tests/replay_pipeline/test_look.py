@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 from replay_pipeline.cli import app
 from replay_pipeline.errors import ConfigError, IngestError
 from replay_pipeline.ingesters import ingest
-from replay_pipeline.stages.pages import look
 from replay_pipeline.stages.pages.costs import list_price_usd
 from replay_pipeline.stages.pages.files import page_folder
-from replay_pipeline.stages.pages.look import Days
+from replay_pipeline.stages.pages.look import Days, look
 from replay_pipeline.stages.pages.tree import MAX_CHARS
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log

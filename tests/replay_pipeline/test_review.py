@@ -6,8 +6,8 @@ import pytest
 
 from replay_pipeline.errors import ConfigError, StorageError
 from replay_pipeline.publish.layout import pair_rows
-from replay_pipeline.stages.pages import in_portions, portion, read_marks
 from replay_pipeline.stages.pages.files import inert
+from replay_pipeline.stages.pages.pairs import in_portions, portion, read_marks
 from replay_pipeline.stages.pages.sides import over_lines
 from replay_pipeline.storage.pair_rows import table_with_prompts
 from replay_pipeline.types import TeacherAction

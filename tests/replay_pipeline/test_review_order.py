@@ -1,6 +1,6 @@
 """Pairs are ordered for review by how much is open about them."""
 
-from replay_pipeline.stages.pages import portion, rank_pairs, review_score
+from replay_pipeline.stages.pages.pairs import portion, rank_pairs, review_score
 
 PLAIN = {
     "state_id": "s",

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from replay_pipeline.stages.pages import differ
+from replay_pipeline.stages.pages.sides import differ
 from tests.terminal import FOLDER, WIDTHS, printed
 
 NAMES = ("estimate", "run", "pairs", "rank", "status", "train")

@@ -9,17 +9,11 @@ from replay_pipeline.ingesters.fidelity import shares_by_client
 from replay_pipeline.judge.precision import draw_next
 from replay_pipeline.replay.ask.rows import teacher_actions_from_table
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.pages import (
-    Comparison,
-    Contents,
-    in_portions,
-    pooled_accuracy,
-    portion,
-    write_page,
-)
+from replay_pipeline.stages.pages.compare import Comparison, pooled_accuracy
 from replay_pipeline.stages.pages.costs import Row
-from replay_pipeline.stages.pages.look import ALL_DAYS, Days, SessionRows
+from replay_pipeline.stages.pages.look import ALL_DAYS, Contents, Days, SessionRows, write_page
 from replay_pipeline.stages.pages.overview import SessionTotals, results_by_model
+from replay_pipeline.stages.pages.pairs import in_portions, portion
 from replay_pipeline.stages.pages.training import training_shown
 from replay_pipeline.stages.project import Project, paired
 from replay_pipeline.stages.receipts import ALL, added

@@ -8,7 +8,7 @@ from typing import Any
 from replay_pipeline.replay import has_ledger, ledger_status, spent_since
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.budget.spending import completed_batches
-from replay_pipeline.stages.pages import rank_pairs
+from replay_pipeline.stages.pages.pairs import rank_pairs
 from replay_pipeline.stages.project import Project
 from replay_pipeline.stages.receipts import Receipt, added, total
 from replay_pipeline.stages.replay import open_work

@@ -7,7 +7,7 @@ import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
 from replay_pipeline.publish.blind import blind_control
-from replay_pipeline.stages.pages import portion
+from replay_pipeline.stages.pages.pairs import portion
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from replay_pipeline.types import TeacherAction
 from tests.support.votes import extract_pairs
