@@ -1,8 +1,9 @@
 """The models that the loopback server serves, at plausible open-weight prices, and their prompt cache."""
 
 import hashlib
-from collections import OrderedDict
+import math
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from replay_pipeline.types import REHEARSAL
@@ -112,21 +113,20 @@ def served(model: str, price: tuple[float, float] | None = None) -> ServedModel:
 
 
 BLOCK_BYTES = 512
+CACHED_S = 300.0
 MIN_CACHED_TOKENS = 1024
 BYTES_PER_TOKEN = 4
 
 
 class PromptCache:
-    """The cache of prompts, by cumulative block hashes per model and session, with an expiry time.
+    """The cache of prompts, by cumulative block hashes per model and session, for some minutes.
 
     As with a real provider, a prompt can be read only after a call with it has completed. Calls
     without a session go to any machine and find nothing, and short prompts aren't cached.
     """
 
-    def __init__(self, *, ttl_s: float = 300.0, max_blocks: int = 2_000_000) -> None:
-        self.ttl_s = ttl_s
-        self.max_blocks = max_blocks
-        self._seen: OrderedDict[bytes, float] = OrderedDict()
+    def __init__(self) -> None:
+        self._seen: dict[bytes, float] = {}
 
     def blocks(self, model: str, session: str, prompt: bytes) -> list[bytes]:
         """Return hashes of the complete blocks of `prompt`. Each covers everything up to its end."""
@@ -139,18 +139,10 @@ class PromptCache:
 
     def n_cached_tokens(self, blocks: list[bytes], now: float) -> int:
         """Return the number of tokens of the longest prefix that is still cached."""
-        n = 0
-        for name in blocks:
-            if self._seen.get(name, float("-inf")) < now - self.ttl_s:
-                break
-            n += 1
-        tokens = n * BLOCK_BYTES // BYTES_PER_TOKEN
+        known = takewhile(lambda name: self._seen.get(name, -math.inf) >= now - CACHED_S, blocks)
+        tokens = len(list(known)) * BLOCK_BYTES // BYTES_PER_TOKEN
         return tokens if tokens >= MIN_CACHED_TOKENS else 0
 
     def store(self, blocks: list[bytes], now: float) -> None:
         """Store a prompt that was just read."""
-        for name in blocks:
-            self._seen[name] = now
-            self._seen.move_to_end(name)
-        while len(self._seen) > self.max_blocks:
-            self._seen.popitem(last=False)
+        self._seen |= dict.fromkeys(blocks, now)

@@ -81,11 +81,6 @@ class Bill:
     max_in_flight: int = 0
     models: dict[str, ModelBill] = field(default_factory=dict)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Bill":
-        """Read a bill from the server's JSON."""
-        return msgspec.convert(data, cls)
-
 
 @dataclass(kw_only=True)
 class Script:
@@ -98,7 +93,6 @@ class Script:
     """Dollars per million tokens, prompt and completion, of models that are not in the catalog."""
     latency: float = 0.0
     """Seconds per call."""
-    prompt_cache_ttl_s: float = 300.0
 
 
 class Router:
@@ -108,7 +102,7 @@ class Router:
         self.script = script
         self.bill = Bill()
         self.n_in_flight = 0
-        self.prompts = PromptCache(ttl_s=script.prompt_cache_ttl_s)
+        self.prompts = PromptCache()
         self._answers = _load(script.answers)
         self._charged: Counter[bytes] = Counter()
         recorded = (model for model, _ in self._answers)
@@ -174,15 +168,49 @@ class Router:
         self, body: Mapping[str, Any], model: ServedModel, recorded: RecordedAnswer
     ) -> dict[str, Any]:
         """Charge one call, wait its time, and return its reply."""
-        call = _BilledCall(self, model, body, recorded)
-        state_id = state_of(body)
+        prompt = msgspec.json.encode([body.get("tools") or [], *map(_unmarked, body["messages"])])
+        blocks: list[bytes] = []
+        if body.get("session_id") and model.cache_read is not None and _is_marked(body, model):
+            blocks = self.prompts.blocks(model.model, body["session_id"], prompt)
+        n_prompt = max(1, -(-len(prompt) // BYTES_PER_TOKEN))
+        n_cached = min(n_prompt, self.prompts.n_cached_tokens(blocks, time.monotonic()))
+        n_written = n_prompt - n_cached if blocks and model.cache_write is not None else 0
+        message = {"role": "assistant", "content": None, **recorded.message}
+        finish = recorded.finish_reason
+        finish = finish or ("tool_calls" if message.get("tool_calls") else "stop")
+        n_completion = max(1, -(-len(msgspec.json.encode(message)) // BYTES_PER_TOKEN))
+        n_reasoning = len(str(message.get("reasoning") or "")) // BYTES_PER_TOKEN
+        nano = model.cost_nano(n_prompt, n_cached, n_written, n_completion)
+        state_id, generation = state_of(body), f"gen-{self.bill.n_charged + 1:08d}"
         rest = b"" if state_id else hashlib.blake2b(msgspec.json.encode(body)).digest()
         question = hashlib.blake2b(f"{model.model}\0{state_id}".encode() + rest).digest()
-        reply = call.charge(question)
+        usage = {"prompt": n_prompt, "cached": n_cached, "completion": n_completion}
+        self.book(model.model, question, usage, nano)
         await self.wait()
         # Now the model has read the prompt: from here on its prefix is in the cache.
-        self.prompts.store(call.blocks, time.monotonic())
-        return reply
+        self.prompts.store(blocks, time.monotonic())
+        return {
+            "id": generation,
+            "object": "chat.completion",
+            "created": int(datetime.now(UTC).timestamp()),
+            "model": model.model,
+            "provider": model.provider,
+            "choices": [
+                {"index": 0, "finish_reason": finish, "native_finish_reason": finish,
+                 "message": message}
+            ],
+            "usage": {
+                "prompt_tokens": n_prompt,
+                "completion_tokens": n_completion,
+                "total_tokens": n_prompt + n_completion,
+                "cost": nano / 1e9,
+                "prompt_tokens_details": {
+                    "cached_tokens": n_cached,
+                    "cache_write_tokens": n_written,
+                },
+                "completion_tokens_details": {"reasoning_tokens": n_reasoning},
+            },
+        }  # fmt: skip
 
     async def wait(self) -> None:
         """Take the time that an answer takes."""
@@ -208,69 +236,14 @@ def state_of(body: Mapping[str, Any]) -> str:
     return str((body.get("metadata") or {}).get("state_id", ""))
 
 
-class _BilledCall:
-    """One call that a model answers, and charges for."""
-
-    def __init__(
-        self,
-        router: Router,
-        model: ServedModel,
-        body: Mapping[str, Any],
-        recorded: RecordedAnswer,
-    ) -> None:
-        self.router = router
-        self.model = model
-        self.recorded = recorded
-        prompt = msgspec.json.encode([body.get("tools") or [], *map(_unmarked, body["messages"])])
-        session = body.get("session_id")
-        vendor = model.model.split("/")[0]
-        is_marked = (
-            vendor not in _MARKED_VENDORS
-            or (vendor == "anthropic" and bool(body.get("cache_control")))
-            or b'"cache_control"' in msgspec.json.encode(body["messages"])
-        )
-        is_cacheable = bool(session) and model.cache_read is not None and is_marked
-        cache = router.prompts
-        self.blocks = cache.blocks(model.model, session or "", prompt) if is_cacheable else []
-        self.n_prompt = max(1, -(-len(prompt) // BYTES_PER_TOKEN))
-        self.n_cached = min(self.n_prompt, cache.n_cached_tokens(self.blocks, time.monotonic()))
-        self.n_written = 0
-        if self.blocks and model.cache_write is not None:
-            self.n_written = self.n_prompt - self.n_cached
-
-    def charge(self, question: bytes) -> dict[str, Any]:
-        """Put the call on the bill and build its reply."""
-        message = {"role": "assistant", "content": None, **self.recorded.message}
-        finish = self.recorded.finish_reason
-        finish = finish or ("tool_calls" if message.get("tool_calls") else "stop")
-        n_completion = max(1, -(-len(msgspec.json.encode(message)) // BYTES_PER_TOKEN))
-        n_reasoning = len(str(message.get("reasoning") or "")) // BYTES_PER_TOKEN
-        nano = self.model.cost_nano(self.n_prompt, self.n_cached, self.n_written, n_completion)
-        generation = f"gen-{self.router.bill.n_charged + 1:08d}"
-        usage = {"prompt": self.n_prompt, "cached": self.n_cached, "completion": n_completion}
-        self.router.book(self.model.model, question, usage, nano)
-        return {
-            "id": generation,
-            "object": "chat.completion",
-            "created": int(datetime.now(UTC).timestamp()),
-            "model": self.model.model,
-            "provider": self.model.provider,
-            "choices": [
-                {"index": 0, "finish_reason": finish, "native_finish_reason": finish,
-                 "message": message}
-            ],
-            "usage": {
-                "prompt_tokens": self.n_prompt,
-                "completion_tokens": n_completion,
-                "total_tokens": self.n_prompt + n_completion,
-                "cost": nano / 1e9,
-                "prompt_tokens_details": {
-                    "cached_tokens": self.n_cached,
-                    "cache_write_tokens": self.n_written,
-                },
-                "completion_tokens_details": {"reasoning_tokens": n_reasoning},
-            },
-        }  # fmt: skip
+def _is_marked(body: Mapping[str, Any], model: ServedModel) -> bool:
+    """Return whether a request asks for its prompt to be cached, as some vendors want it."""
+    vendor = model.model.split("/")[0]
+    return (
+        vendor not in _MARKED_VENDORS
+        or (vendor == "anthropic" and bool(body.get("cache_control")))
+        or b'"cache_control"' in msgspec.json.encode(body["messages"])
+    )
 
 
 def _unmarked(message: dict[str, Any]) -> dict[str, Any]:

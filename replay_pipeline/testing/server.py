@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.storage.processes import start_environment
 from replay_pipeline.testing.router import PREFIX, Bill, Request, Response, Router, Script
@@ -22,6 +24,7 @@ from replay_pipeline.types import SAMPLE_TEACHERS, TeacherSpec
 if TYPE_CHECKING:
     from aiohttp import web
 
+_HOST = "127.0.0.1"
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from {} import main; main()"
 
 
@@ -55,14 +58,12 @@ class TeacherServer:
         prices: Mapping[str, tuple[float, float]] | None = None,
         latency: float = 0.0,
         port: int = 0,
-        prompt_cache_ttl_s: float = 300.0,
     ) -> None:
         self._answers = answers
         self.options: dict[str, Any] = {
             "script": script,
             "prices": dict(prices or {}),
             "latency": latency,
-            "prompt_cache_ttl_s": prompt_cache_ttl_s,
         }
         self._port = port
         self._process: subprocess.Popen[str] | None = None
@@ -116,12 +117,9 @@ class TeacherServer:
 
     def teachers(self, models: Sequence[str] | None = None) -> tuple[TeacherSpec, ...]:
         """Return the sample's teachers, or `models`, with this server's address and without a key."""
-        specs = (
-            SAMPLE_TEACHERS
-            if models is None
-            else tuple(TeacherSpec(name=model.split("/")[-1], model=model) for model in models)
-        )
-        return self.served(specs)
+        if models is None:
+            return self.served(SAMPLE_TEACHERS)
+        return self.served([TeacherSpec(name=m.split("/")[-1], model=m) for m in models])
 
     def served(self, specs: Sequence[TeacherSpec]) -> tuple[TeacherSpec, ...]:
         """Return these teachers with this server's address and without a key."""
@@ -132,7 +130,7 @@ class TeacherServer:
         """Return the server's own accounting, or its last one after the server has ended."""
         if self._process is None and self._bill is not None:
             return self._bill
-        return self.bill_type.from_json(self.control("_bill"))
+        return msgspec.convert(self.control("_bill"), self.bill_type)
 
     def control(self, name: str, body: Any = None) -> Any:
         """Ask the server about itself.
@@ -170,20 +168,18 @@ class TeacherServer:
 def serve_teachers(
     router: Router | Script,
     *,
-    host: str = "127.0.0.1",
-    port: int = 0,
+    port: int,
+    on_ready: Callable[[str], None],
     until_eof: bool = False,
-    on_ready: Callable[[str], None] | None = None,
-) -> Bill:
-    """Serve teachers until the process is stopped, and return the bill.
+) -> None:
+    """Serve teachers on this machine until the process is stopped.
 
     Args:
         router: what answers, or its script.
-        host: address to listen on.
         port: 0 takes a free one.
+        on_ready: called with the base URL when the server accepts connections.
         until_eof: whether to end with standard input, so that the server doesn't outlive its
             parent.
-        on_ready: called with the base URL when the server accepts connections.
 
     Raises:
         ConfigError: the answers can't be read, or the port is in use.
@@ -194,19 +190,13 @@ def serve_teachers(
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from error
     try:
-        asyncio.run(_serve(router, host, port, until_eof=until_eof, on_ready=on_ready))
+        asyncio.run(_serve(router, port, on_ready, until_eof=until_eof))
     except OSError as error:
-        raise ConfigError(f"{host}:{port}: can't listen there ({error.strerror})") from error
-    return router.bill
+        raise ConfigError(f"{_HOST}:{port}: can't listen there ({error.strerror})") from error
 
 
 async def _serve(
-    router: Router,
-    host: str,
-    port: int,
-    *,
-    until_eof: bool,
-    on_ready: Callable[[str], None] | None,
+    router: Router, port: int, on_ready: Callable[[str], None], *, until_eof: bool
 ) -> None:
     from aiohttp import web  # noqa: PLC0415 -- looking and ingesting go without it
 
@@ -222,14 +212,13 @@ async def _serve(
     application.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, host, port, backlog=4096).start()
+    await web.TCPSite(runner, _HOST, port, backlog=4096).start()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError, RuntimeError):
             loop.add_signal_handler(number, ended.set)
     if until_eof:
         loop.run_in_executor(None, _wait_for_eof).add_done_callback(lambda _: ended.set())
-    if on_ready:
-        on_ready(f"http://{host}:{runner.addresses[0][1]}{PREFIX}")
+    on_ready(f"http://{_HOST}:{runner.addresses[0][1]}{PREFIX}")
     await ended.wait()
     # No cleanup: it would wait for replies that never come.
 

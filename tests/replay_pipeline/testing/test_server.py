@@ -87,14 +87,14 @@ def test_prompts_of_a_session_are_cached_and_without_a_session_they_are_not():
 
 
 def test_a_cached_prompt_is_forgotten_after_a_while():
-    cache = PromptCache(ttl_s=10)
+    cache = PromptCache()
     blocks = cache.blocks("m", "s", b"x" * 8192)
     cache.store(blocks, now=0.0)
-    assert cache.n_cached_tokens(blocks, now=9.0) == 2048
-    assert cache.n_cached_tokens(blocks, now=11.0) == 0
+    assert cache.n_cached_tokens(blocks, now=299.0) == 2048
+    assert cache.n_cached_tokens(blocks, now=301.0) == 0
     changed = cache.blocks("m", "s", b"x" * 6000 + b"y" * 2192)
-    cache.store(blocks, now=20.0)
-    assert cache.n_cached_tokens(changed, now=20.0) == 11 * 512 // 4
+    cache.store(blocks, now=400.0)
+    assert cache.n_cached_tokens(changed, now=400.0) == 11 * 512 // 4
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):
