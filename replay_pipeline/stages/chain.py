@@ -22,11 +22,6 @@ def by_batch() -> list[Stage]:
     return [stage for stage in STAGES if stage.is_by_batch]
 
 
-def on_all() -> list[Stage]:
-    """Return the stages that work on all batches at once."""
-    return [stage for stage in STAGES if not stage.is_by_batch]
-
-
 def upstream(stage: Stage) -> list[Stage]:
     """Return the stages right before a stage: those that write its inputs, else the one before it."""
     if stage.reads:

@@ -38,9 +38,7 @@ def do(stage: Stage, project: Project, batch: str = ALL) -> Receipt:
         Receipt(
             stage=stage.name,
             batch=batch,
-            version=given.version,
-            settings=dict(given.settings),
-            inputs=dict(given.inputs),
+            **vars(given),
             outputs=task.outputs,
             report=report,
             seconds=seconds,

@@ -182,21 +182,17 @@ def owners_of(project: "Project") -> "_Owners":
     return project.once("owners", lambda: _Owners(project))
 
 
-class _Owners:
+class _Owners(dict[str, str]):
     """The batch that owns each state."""
 
     def __init__(self, work: "Project") -> None:
+        super().__init__()
         self._root = work.root
-        self._batch_of: dict[str, str] = {}
         self._contents: dict[str, dict[str, str]] = {}
         for batch in sorted(each.batch for each in work.receipts.all(stage="ingest")):
             if work.root.has("states", batch):
                 ids = work.root.read("states", batch, columns=["state_id"])[0].to_pylist()
                 self.update(dict.fromkeys(ids, batch))
-
-    def get(self, state_id: str) -> str | None:
-        """Return the batch that owns a state."""
-        return self._batch_of.get(state_id)
 
     def content_of(self, state_id: str) -> str | None:
         """Return `content_sha` of a state, if there is one."""
@@ -209,10 +205,6 @@ class _Owners:
             self._contents[owner] = dict(zip(*(c.to_pylist() for c in columns), strict=True))
         return self._contents[owner].get(state_id)
 
-    def update(self, owners: Mapping[str, str]) -> None:
-        """Add states that were read since."""
-        self._batch_of |= owners
-
 
 def _moved_sessions(project: "Project") -> "Fold[dict[str, str]]":
     """Return the conversations of sessions that go on with one of an earlier batch."""
@@ -220,20 +212,14 @@ def _moved_sessions(project: "Project") -> "Fold[dict[str, str]]":
     def add(known: dict[str, str], batch: str) -> dict[str, str]:
         if not project.root.has("sessions", batch):
             return known
-        return _with_moved_sessions(known, project.root.read("sessions", batch))
+        names = ["session_id", "conversation"]
+        sessions = project.root.read("sessions", batch, columns=names).columns
+        moved = zip(
+            map(conversation_of, sessions[0].to_pylist()), sessions[1].to_pylist(), strict=True
+        )
+        return known | {name: whole for name, whole in moved if name != whole}
 
     return project.once("moved sessions", lambda: project.fold("sessions", dict[str, str], add))
-
-
-def _with_moved_sessions(known: dict[str, str], sessions: "pa.Table") -> dict[str, str]:
-    """Add the sessions of a batch that are part of a conversation which another session began."""
-    rows = zip(
-        sessions["session_id"].to_pylist(), sessions["conversation"].to_pylist(), strict=True
-    )
-    moved = {conversation_of(session): conversation for session, conversation in rows}
-    return known | {
-        name: conversation for name, conversation in moved.items() if name != conversation
-    }
 
 
 class _Owned:

@@ -39,7 +39,7 @@ def make_pairs(task: Task) -> Report:
     from replay_pipeline.stages.work.trials import try_batch, verdicts_of
 
     project, options = task.project, task.project.settings.pairs
-    marks, chances = _checked(project.settings)
+    marks, chances = checked_pairs(project.settings)
     table = task.read("teacher_actions")
     answers = teacher_actions_from_table(table)
     tried = try_batch(project, task.batch, answers)
@@ -72,17 +72,7 @@ def make_pairs(task: Task) -> Report:
     }
 
 
-def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
-    return project.tools_digest(batch)
-
-
-def decisive(settings: Settings) -> Mapping[str, Any]:
-    """Return the settings that decide when teachers agree and which pairs result."""
-    options = settings.pairs.model_dump(mode="json", exclude={"marks"})
-    return {"pairs": options, **shown_below(settings)}
-
-
-def tried_by(settings: Settings) -> Mapping[str, Any]:
+def _tried_by(settings: Settings) -> Mapping[str, Any]:
     """Return the settings that decide which actions are tried, and how."""
     options = settings.workspaces
     if options.execute == "off":
@@ -92,8 +82,13 @@ def tried_by(settings: Settings) -> Mapping[str, Any]:
     return options.model_dump(mode="json", include=only)
 
 
-def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]]:
-    """Return what a person marked, and the chances with which those pairs were drawn."""
+def checked_pairs(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]]:
+    """Return what a person marked, and the chances with which those pairs were drawn.
+
+    Raises:
+        ConfigError: the file of marks is no export of a review page.
+        StorageError: it can't be read.
+    """
     from replay_pipeline.stages.pages.pairs import read_chances, read_marks
 
     path = settings.pairs.marks
@@ -101,17 +96,13 @@ def _checked(settings: Settings) -> tuple[Mapping[str, Any], Mapping[str, float]
 
 
 def _decisive(settings: Settings) -> Mapping[str, Any]:
-    checked = [sorted(each.items()) for each in _checked(settings)]
+    checked = [sorted(each.items()) for each in checked_pairs(settings)]
     return {
-        **decisive(settings),
+        "pairs": settings.pairs.model_dump(mode="json", exclude={"marks"}),
+        **shown_below(settings),
         "pairs.marks": repr(checked) if any(checked) else None,
-        "workspaces": tried_by(settings),
+        "workspaces": _tried_by(settings),
     }
-
-
-def check_marks(settings: Settings) -> None:
-    """Check that the marks file can be read, before the replay is paid for. Raises ConfigError."""
-    _checked(settings)
 
 
 def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
@@ -212,7 +203,7 @@ PAIRS = Stage(
     reads=("turns", "states", "teacher_actions"),
     writes=("dpo_pairs", "positives", "outcomes"),
     settings=_decisive,
-    inputs=_inputs,
+    inputs=lambda project, batch: project.tools_digest(batch),
     told="n_pairs",
     figures=_figures,
     facts=_facts,

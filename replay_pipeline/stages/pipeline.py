@@ -15,13 +15,12 @@ from replay_pipeline.errors import ConfigError, ReplayPipelineError
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.judge.extract import extract_dpo_pairs
 from replay_pipeline.normalize import DJNormalizer
-from replay_pipeline.publish import PublishReport
 from replay_pipeline.replay import replay_trace
 from replay_pipeline.settings import DEFAULT_TEACHERS, Settings
 from replay_pipeline.stages import chain, engine
 from replay_pipeline.stages.budget.spending import replay_within
 from replay_pipeline.stages.normalize import normalizer_of
-from replay_pipeline.stages.pairs import check_marks
+from replay_pipeline.stages.pairs import checked_pairs
 from replay_pipeline.stages.project import OnProgress, Project
 from replay_pipeline.stages.publish import retract_rows
 from replay_pipeline.stages.receipts import Receipt, now
@@ -50,6 +49,7 @@ class Pipeline(Project):
 
     find_batches = find_batches
     replay_within = replay_within
+    retract = retract_rows
 
     def ingest_new(self) -> list[str]:
         """Find new sessions, ingest every batch that isn't yet, and return all ingested batches.
@@ -126,19 +126,6 @@ class Pipeline(Project):
             require_trainer()
         return engine.do(chain.stage_named("train").told_to(launch=launch), self)
 
-    def retract(
-        self, *, session_ids: Sequence[str] = (), batches: Sequence[str] = (), erase: bool = False
-    ) -> PublishReport:
-        """Remove sessions or batches from the published dataset for good.
-
-        They are never published again. The pipeline's own tables keep them.
-
-        Raises:
-            ConfigError: no session or batch is named, or there is no dataset.
-            PublishError: the Hub refused. The folder has the new version, the Hub the old one.
-        """
-        return retract_rows(self, session_ids=session_ids, batches=batches, erase=erase)
-
     def check_settings(self) -> None:
         """Check the settings of later stages before the replay is paid for.
 
@@ -148,7 +135,7 @@ class Pipeline(Project):
         """
         self.settings.ledger_url()
         normalizer_of(self)
-        check_marks(self.settings)
+        checked_pairs(self.settings)
         trainer_config(self.settings)
 
 
@@ -183,8 +170,8 @@ def run(
         for stage in chain.by_batch()[1:]:
             do = replay if stage.name == "replay" else partial(engine.do, stage, pipeline)
             do(batch)
-    for stage in chain.on_all():
-        if with_training or stage.name != "train":
+    for stage in chain.STAGES:
+        if not stage.is_by_batch and (with_training or stage.name != "train"):
             engine.do(stage, pipeline)
     return {
         **summary_of(pipeline, since=since),

@@ -30,7 +30,8 @@ from replay_pipeline.storage.pair_rows import PromptsOf, pairs_of
 from replay_pipeline.storage.schemas import TABLES, WRITTEN_BY
 from replay_pipeline.storage.store import Place, as_path, json_files
 from replay_pipeline.storage.tables import DataRoot
-from replay_pipeline.testing import TeacherServer, rehearsed_answers
+from replay_pipeline.testing import TeacherServer
+from replay_pipeline.testing.rehearsal import STATE_COLUMNS, rehearsed_answers
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import DPOPair, Progress, TeacherSpec, TraceState
 
@@ -60,11 +61,7 @@ class Project(Overview):
         self._folds: dict[str, Fold[Any]] = {}
         self._once: dict[str, Any] = {}
         self._outputs: dict[str, dict[tuple[str, str], tuple[str, str]]] = {}
-        self._seen_tools = self.fold(
-            "tools",
-            dict[_ToolRow, int],
-            self._with_tools_of,
-        )
+        self._seen_tools = self.fold("tools", dict[_ToolRow, int], self._with_tools)
 
     def place_of(self, name: str) -> Place:
         """Return the path of a file by its name below the root; the dataset may lie elsewhere."""
@@ -103,15 +100,11 @@ class Project(Overview):
             return
         answers = ANSWERS_FILE
         if self.settings.played == "rehearsal":
-            columns = [
-                "state_id",
-                "session_id",
-                "turn_idx",
-                "action_text",
-                "action_tool_calls_json",
-            ]
-            tables = [self.root.read("states", key, columns=columns) for key in batches]
-            answers = rehearsed_answers(row for table in tables for row in table.to_pylist())
+            answers = rehearsed_answers(
+                row
+                for key in batches
+                for row in self.root.read("states", key, columns=STATE_COLUMNS).to_pylist()
+            )
         with TeacherServer(answers) as server:
             yield server.served(self.settings.teachers())
 
@@ -182,20 +175,24 @@ class Project(Overview):
 
         return prompts
 
-    def fold(
-        self,
-        table: str,
-        start: Callable[[], T],
-        add: Callable[[T, str], T],
-    ) -> Fold[T]:
+    def fold(self, table: str, start: Callable[[], T], add: Callable[[T, str], T]) -> Fold[T]:
         """Fold over the batches, and start over when `table` of one that was added is rewritten."""
         fold = self._folds[table] = Fold(self.batches, start=start, add=add)
         return fold
 
-    def _with_tools_of(self, known: dict[_ToolRow, int], batch: str) -> dict[_ToolRow, int]:
+    def _with_tools(self, known: dict[_ToolRow, int], batch: str) -> dict[_ToolRow, int]:
+        """Add the definitions of a batch to those that are known.
+
+        A definition counts at most twice: merging it a second time may leave out what a schema says
+        beyond its shape, a third time changes nothing.
+        """
         if not self.root.has("tools", batch):
             return known
-        return _with_tools(known, self.root.read("tools", batch))
+        columns = self.root.read("tools", batch, columns=["name", "agent_version", "tool_json"])
+        for row in columns.to_pylist():
+            key = (row["name"], row["agent_version"], row["tool_json"])
+            known[key] = min(2, known.get(key, 0) + 1)
+        return known
 
     def write(self, name: str, batch: str, table: pa.Table | Iterable[pa.Table]) -> None:
         """Write a table of a batch, and clear its cache."""
@@ -219,9 +216,7 @@ class Project(Overview):
 
     def _tools_until(self, batch: str) -> pa.Table:
         """Return the tools of this and earlier batches, since a small batch doesn't show all tools."""
-        rows = dict(self._seen_tools.before(batch))
-        if self.root.has("tools", batch):
-            rows = _with_tools(rows, self.root.read("tools", batch))
+        rows = self._with_tools(dict(self._seen_tools.before(batch)), batch)
         found = [
             {"name": name, "agent_version": version, "tool_json": definition}
             for (name, version, definition), times in rows.items()
@@ -256,8 +251,9 @@ class Project(Overview):
                 for table, digest in receipt.outputs.items()
             }
         known, at = self._outputs[stage].get((batch, name), ("", ""))
+        at_s = datetime.fromisoformat(at).timestamp() if at else 0.0
         # Who changes a table by hand leaves its receipt as it is: what is published must be looked at.
-        if known and not _is_newer(self.root.path, self.root.name_of(name, batch), _seconds_of(at)):
+        if known and not _is_newer(self.root.path, self.root.name_of(name, batch), at_s):
             return known
         return file_digest(self.root.part(name, batch))
 
@@ -279,25 +275,9 @@ def paired(project: Project, batches: Iterable[str]) -> Iterator[DPOPair]:
         yield from pairs_of(project.root.read("dpo_pairs", batch), project.prompts(batch))
 
 
-def _with_tools(known: dict[_ToolRow, int], tools: pa.Table) -> dict[_ToolRow, int]:
-    """Add the definitions of a batch to those that are known.
-
-    A definition counts at most twice: merging it a second time may leave out what a schema says
-    beyond its shape, a third time changes nothing.
-    """
-    for row in tools.select(["name", "agent_version", "tool_json"]).to_pylist():
-        key = (row["name"], row["agent_version"], row["tool_json"])
-        known[key] = min(2, known.get(key, 0) + 1)
-    return known
-
-
 def named_digests(digests: Mapping[str, str]) -> list[str]:
     """Return each digest after its name."""
     return [f"{name}:{digest}" for name, digest in digests.items()]
-
-
-def _seconds_of(moment: str) -> float:
-    return datetime.fromisoformat(moment).timestamp() if moment else 0.0
 
 
 def _is_newer(root: Place, name: str, at_s: float) -> bool:
@@ -314,17 +294,12 @@ def _is_newer(root: Place, name: str, at_s: float) -> bool:
 def file_digest(path: Place) -> str:
     """Return the hash of a file's bytes, or `-` without a file."""
     if not isinstance(path, Path):
-        return bytes_digest(path.read_bytes()) if path.exists() else "-"
+        return _blake2b(path.read_bytes()).hexdigest() if path.exists() else "-"
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, _blake2b).hexdigest()
     except FileNotFoundError:
         return "-"
-
-
-def bytes_digest(data: bytes) -> str:
-    """Return the hash of bytes, as `file_digest` does."""
-    return _blake2b(data).hexdigest()
 
 
 def _with_dataset_folder(settings: Settings, receipts: Receipts) -> Settings:

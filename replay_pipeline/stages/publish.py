@@ -2,7 +2,7 @@
 
 import gc
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from replay_pipeline.storage.store import files_below
 from replay_pipeline.types import TraceState
 
 if TYPE_CHECKING:
-    from replay_pipeline.publish import CardFacts, PublishReport
+    from replay_pipeline.publish import PublishReport
     from replay_pipeline.stages.project import Project
 
 _CONTROL_RUN = "the control run"
@@ -63,7 +63,7 @@ def publish_dataset(task: Task) -> Report:
             test_fraction=options.test_fraction,
             messages=partial(_long_messages, project),
             look=look,
-            card_facts=_facts_of(project, new),
+            card_facts=_card_facts(project, new),
             lengths=options.lengths,
         )
         if not checks:  # it had nothing new
@@ -88,15 +88,6 @@ def _changed_batches(task: Task) -> list[str]:
     if not _is_there(task.project, last):
         return batches
     return [batch for batch in batches if batch in changes.inputs]
-
-
-def _facts_of(project: "Project", batches: Sequence[str]) -> Any:
-    """Return what the card tells of these batches: of thousands, the others need not stay in memory."""
-    facts: Any = _card_facts(project)
-    return _general(facts) | {
-        stage: {batch: facts[stage][batch] for batch in batches if batch in facts[stage]}
-        for stage in _stages_told()
-    }
 
 
 def _long_messages(project: "Project", batch: str) -> dict[str, set[str]]:
@@ -148,7 +139,7 @@ def _inputs(project: "Project", _: str) -> Mapping[str, str]:
     gc.collect()
     pa.default_memory_pool().release_unused()
     batches = project.batches_with("normalized_pairs")
-    facts: Mapping[str, Any] = _card_facts(project)
+    facts = _card_facts(project, batches)
     project.forget()
     found = {batch: _digest(project, batch, facts) for batch in batches}
     control_run = json.dumps(facts.get("control_run"), sort_keys=True, default=str)
@@ -172,30 +163,21 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def _stages_told() -> Iterable[str]:
-    from replay_pipeline.publish.batch_facts import STAGE_FACTS
-
-    return STAGE_FACTS
-
-
-def _general(facts: Mapping[str, Any]) -> dict[str, Any]:
-    told = set(_stages_told())
-    return {key: value for key, value in facts.items() if key not in told}
-
-
-def _card_facts(project: "Project") -> "CardFacts":
-    """Return what the dataset card tells beyond the rows: teachers, and what each stage reported."""
+def _card_facts(project: "Project", batches: Collection[str]) -> dict[str, Any]:
+    """Return what the dataset card tells beyond the rows: teachers, and what stages reported of these batches."""
     from replay_pipeline.publish.batch_facts import STAGE_FACTS
 
     settings, receipts = project.settings, project.receipts
-    facts: Any = {
+    facts: dict[str, Any] = {
         "teachers": [
             {"name": t.name, "model": t.model, "is_distillable": t.is_distillable}
             for t in settings.teachers()
         ],
         "accepted_terms": settings.replay.accepted_terms,
-        **{stage: receipts.reports(stage, names=names) for stage, names in STAGE_FACTS.items()},
     }
+    for stage, names in STAGE_FACTS.items():
+        reports = receipts.reports(stage, names=names)
+        facts[stage] = {batch: reports[batch] for batch in batches if batch in reports}
     if control_run := receipts.read("control", "all"):
         facts["control_run"] = control_run.report
     if settings.played == "sample":
@@ -223,12 +205,19 @@ def _is_there(project: "Project", receipt: Receipt) -> bool:
 
 
 def retract_rows(
-    project: "Project", *, session_ids: Sequence[str], batches: Sequence[str], erase: bool
+    project: "Project",
+    *,
+    session_ids: Sequence[str] = (),
+    batches: Sequence[str] = (),
+    erase: bool = False,
 ) -> "PublishReport":
-    """Remove sessions or batches from the published dataset: see `Pipeline.retract`.
+    """Remove sessions or batches from the published dataset for good.
+
+    They are never published again. The pipeline's own tables keep them.
 
     Raises:
-        ConfigError: no session or batch is named.
+        ConfigError: no session or batch is named, or there is no dataset.
+        PublishError: the Hub refused. The folder has the new version, the Hub the old one.
     """
     from replay_pipeline.publish import retract, to_be_published
 

@@ -29,19 +29,30 @@ ALL = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Receipt:
+class Given:
+    """Everything that decides the output of a stage."""
+
+    version: int
+    """`Stage.version` of the code that does the work."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Values by the full names of the settings."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Digest of each table and other input."""
+
+    @property
+    def code_version(self) -> str:
+        """Return a digest of the version and the settings, for Dagster."""
+        return hash_texts([json.dumps([self.version, self.settings], sort_keys=True)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt(Given):
     """The record of one stage for one batch, or for `all` if it publishes or trains."""
 
     stage: str
     batch: str
-    version: int
-    """`Stage.version` of the code that did the work."""
     report: dict[str, Any]
     seconds: float
-    settings: dict[str, Any] = field(default_factory=dict)
-    """The settings that decide the output, by name."""
-    inputs: dict[str, str] = field(default_factory=dict)
-    """Digest of each table and other input that was read."""
     outputs: dict[str, str] = field(default_factory=dict)
     """Digest of each table that was written, or of the dataset."""
     at: str = ""
@@ -50,21 +61,11 @@ class Receipt:
     """Whether nothing had changed, so that the stage did no work this time. It isn't stored."""
 
     @property
-    def code_version(self) -> str:
-        """Return a digest of the version and the settings, for Dagster."""
-        return code_version(self.version, self.settings)
-
-    @property
     def data_version(self) -> str:
         """Return a digest that changes with what the stage wrote, for Dagster."""
         # No later stage is done again for what only `sessions` says, such as where a project lay.
         written = {name: digest for name, digest in self.outputs.items() if name != "sessions"}
         return hash_texts([json.dumps(written or self.at, sort_keys=True)])
-
-
-def code_version(version: int, settings: Mapping[str, Any]) -> str:
-    """Return a digest of the version of a stage and the settings that decide its output."""
-    return hash_texts([json.dumps([version, settings], sort_keys=True)])
 
 
 def now() -> str:

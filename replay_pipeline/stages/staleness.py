@@ -6,13 +6,13 @@ module.
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.project import Project
-from replay_pipeline.stages.receipts import ALL, Overview, Receipt, code_version, hash_texts
+from replay_pipeline.stages.receipts import Given, hash_texts
 from replay_pipeline.stages.stage import Changes, Stage
 
 NEW_ROWS = "new rows of {}"
@@ -20,22 +20,6 @@ NEW_ROWS = "new rows of {}"
 
 _MAX_NAMED, _MAX_SHOWN = 3, 60
 """The most inputs to name one by one, and the most characters of a value to show."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given:
-    """Everything that decides the output of a stage."""
-
-    version: int
-    settings: Mapping[str, Any]
-    """Values by the full names of the settings."""
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the inputs."""
-
-    @property
-    def code_version(self) -> str:
-        """Return a digest of the version and the settings, for Dagster."""
-        return code_version(self.version, self.settings)
 
 
 def declared(stage: Stage, settings: Settings) -> Given:
@@ -64,24 +48,24 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
             yield f"{above}{name}", value
 
 
-def changes_since(receipt: Receipt, given: Given) -> Changes:
+def changes_since(last: Given, given: Given) -> Changes:
     """Return the differences between what decided a stage's output then and now."""
-    before, after = receipt.settings, given.settings
+    before, after = last.settings, given.settings
     names = {name for name in {*before, *after} if before.get(name) != after.get(name)}
     if names & before.keys() & after.keys():
         # One setting may bring others into play: it is the reason, and they are not.
         names &= before.keys() & after.keys()
-    is_same = receipt.version == given.version
+    is_same = last.version == given.version
     return Changes(
-        version="" if is_same else f"version {receipt.version} → {given.version}",
+        version="" if is_same else f"version {last.version} → {given.version}",
         settings=tuple(
             f"{name}: {_shown(before.get(name))} → {_shown(after.get(name))}"
             for name in sorted(names)
         ),
         inputs=tuple(
             name
-            for name in {**receipt.inputs, **given.inputs}
-            if receipt.inputs.get(name) != given.inputs.get(name)
+            for name in {**last.inputs, **given.inputs}
+            if last.inputs.get(name) != given.inputs.get(name)
         ),
     )
 
@@ -110,7 +94,7 @@ def changes_by_batch(
     """
     for stage in stages:
         declares = declared(stage, project.settings)
-        for receipt in _receipts(project, stage):
+        for receipt in project.receipts.all(stage=stage.name):
             if batches is None or receipt.batch in batches:
                 given = given_of(stage, project, receipt.batch, declares=declares)
                 if changes := changes_since(receipt, given):
@@ -123,13 +107,6 @@ def reasons_by_batch(project: Project, stages: Iterable[Stage]) -> dict[str, dic
     for stage, batch, changes in changes_by_batch(project, stages):
         found.setdefault(batch, {})[stage.name] = reasons(stage, changes)
     return dict(sorted(found.items()))
-
-
-def _receipts(project: Overview, stage: Stage) -> Iterator[Receipt]:
-    if stage.is_by_batch:
-        yield from project.receipts.all(stage=stage.name)
-    elif (receipt := project.receipts.read(stage.name, ALL)) is not None:
-        yield receipt
 
 
 def read_again(project: Project, stages: Iterable[Stage]) -> set[str]:

@@ -1,6 +1,5 @@
 """Teachers on loopback that speak OpenRouter's protocol, for the demo, for tests, and for dry runs."""
 
-from replay_pipeline.testing.rehearsal import rehearsed_answers
 from replay_pipeline.testing.router import Bill, ModelBill, Script
 from replay_pipeline.testing.server import TeacherServer, serve_teachers
 
@@ -9,6 +8,5 @@ __all__ = [
     "ModelBill",
     "Script",
     "TeacherServer",
-    "rehearsed_answers",
     "serve_teachers",
 ]

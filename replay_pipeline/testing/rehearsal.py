@@ -15,6 +15,8 @@ from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.types import REHEARSAL_TEACHERS, Message
 
+STATE_COLUMNS = ["state_id", "session_id", "turn_idx", "action_text", "action_tool_calls_json"]
+"""What is made up depends on these columns of `states`."""
 _FAR = 4
 """Steps between a decision and the one whose action is played there: what the student does a moment
 later anyway is no preference."""

@@ -29,15 +29,10 @@ class AuditResult:
         """Return whether the check passes."""
         return not self.problems
 
-    @property
-    def can_judge(self) -> bool:
-        """Return whether there was anything to check, if that was counted."""
-        return self.judged != 0
-
     def message(self) -> str:
         """Return the problem and the remedy in one paragraph, or an empty text."""
         if self.holds:
-            return "" if self.can_judge else "Judged nothing: there is not enough to judge yet."
+            return "Judged nothing: there is not enough to judge yet." if self.judged == 0 else ""
         named = "; ".join(self.problems[:_MAX_NAMED])
         more = len(self.problems) - _MAX_NAMED
         rest = f"; and {more} more" if more > 0 else ""

@@ -7,8 +7,6 @@ from typing import Any
 from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.storage.store import Place, read_files
 
-REPORT = "report.json"
-
 
 def acts_as_well(folder: Place) -> AuditResult:
     """Does the model take the consensus action, and write well-formed calls, as often as before?
@@ -17,7 +15,7 @@ def acts_as_well(folder: Place) -> AuditResult:
     """
     report = _report(folder)
     if "acts_worse" not in report:
-        return _unmeasured()
+        return AuditResult(judged=0)
     worse = [one for one in report["findings"] if "acts worse" in one or "general text" in one]
     return AuditResult(
         problems=worse if report["acts_worse"] else [],
@@ -32,7 +30,7 @@ def learned_something(folder: Place) -> AuditResult:
     """Did training move held-out pairs towards their chosen sides, more than chance does?"""
     report = _report(folder)
     if "learned" not in report:
-        return _unmeasured()
+        return AuditResult(judged=0)
     nothing = [one for one in report["findings"] if one.startswith("nothing was learned")]
     return AuditResult(
         problems=nothing if report["learned"] is False else [],
@@ -51,14 +49,10 @@ CHECKS: Mapping[str, Callable[[Place], AuditResult]] = {
 
 
 def _report(folder: Place) -> dict[str, Any]:
-    [text] = read_files(folder, [REPORT])
+    [text] = read_files(folder, ["report.json"])
     return json.loads(text) if text else {}
 
 
 def _figures(report: Mapping[str, Any], *names: str) -> dict[str, float]:
     places = (f"{name}_{when}" for name in names for when in ("before", "after"))
     return {place: report[place] for place in places if report.get(place) is not None}
-
-
-def _unmeasured() -> AuditResult:
-    return AuditResult(judged=0)

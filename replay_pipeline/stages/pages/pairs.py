@@ -153,14 +153,9 @@ def portion(
     }
 
 
-def read_trials(trials_json: str | None) -> dict[str, dict[str, str]]:
-    """Return the results of the actions that were tried at a state, by the action's text."""
-    return json.loads(trials_json) if trials_json else {}
-
-
 def pair_item(pair: DPOPair, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return one pair as the page shows it, with the results of its sides from the row of its state."""
-    tried = read_trials(row.get("trials_json"))
+    tried = json.loads(row.get("trials_json") or "{}")
     rejected, chosen = native_sides(pair)
     messages = pair.get("state_messages", [])
     rows = side_by_side(over_lines(rejected, pair["rejected"]), over_lines(chosen, pair["chosen"]))

@@ -2,9 +2,8 @@
 
 import importlib.metadata
 import importlib.util
+import platform
 import shutil
-import sys
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,6 @@ _EXTRAS = {
     "huggingface_hub": "publish",
     "torch": "train",
     "trl": "train",
-}
-_TRAINER = ("torch", "trl")
-_FURTHER_EXTRAS = {
     "aiohttp": "replay",
     "httpx": "replay",
     "httpx_aiohttp": "replay",
@@ -39,13 +35,15 @@ _FURTHER_EXTRAS = {
     "psycopg": "postgres",
     "dagster_postgres": "postgres",
 }
+_TRAINER = ("torch", "trl")
+_LOOKED_AT = ("dagster", "data_juicer", "huggingface_hub", *_TRAINER)
 _MIN_FREE_BYTES = 1_000_000_000
 
 
 def in_one_line(error: ModuleNotFoundError) -> str | None:
     """Return a sentence that names the extra with a missing package, or None if no extra has it."""
     name = (error.name or "").partition(".")[0]
-    extra = {**_EXTRAS, **_FURTHER_EXTRAS}.get(name)
+    extra = _EXTRAS.get(name)
     return extra and f"{name} is not installed: pip install 'replay-pipeline[{extra}]'"
 
 
@@ -83,16 +81,19 @@ def require_extras(settings: Settings, *, with_training: bool) -> None:
         )
 
 
-def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one finding per check: `what`, `ok`, and a `detail` with the remedy if it fails."""
+def examined(project: Project) -> list[dict[str, Any]]:
+    """Check this machine and these settings.
+
+    Returns one finding per check: `what`, `ok`, and a `detail` with the remedy if it fails.
+    """
     findings = [
-        _python(),
-        *map(_package, _EXTRAS),
-        _disk(settings.local_dir()),
-        _sources(settings),
+        _finding("python", platform.python_version(), ok=True),
+        *map(_package, _LOOKED_AT),
+        _disk(project.settings.local_dir()),
+        _sources(project.settings),
     ]
     told: dict[str, str] = {}
-    for teacher in teachers:
+    for teacher in checked_teachers(project):
         problem = teacher["problem"]
         if problem in told:
             problem = f"the same as {told[problem]}"
@@ -109,12 +110,6 @@ def examine(settings: Settings, teachers: Iterable[Mapping[str, Any]]) -> list[d
 
 def _finding(what: str, detail: str, *, ok: bool) -> dict[str, Any]:
     return {"what": what, "ok": ok, "detail": detail}
-
-
-def _python() -> dict[str, Any]:
-    version = ".".join(map(str, sys.version_info[:3]))
-    ok = sys.version_info >= (3, 11)
-    return _finding("python", version if ok else f"{version}: 3.11 or newer is needed", ok=ok)
 
 
 def _package(name: str) -> dict[str, Any]:
@@ -140,8 +135,3 @@ def _sources(settings: Settings) -> dict[str, Any]:
     missing = [str(p) for p in sources if not (repository_of(p) or p.exists())]
     detail = f"no such path: {', '.join(missing)}" if missing else ", ".join(map(str, sources))
     return _finding("sessions", detail, ok=not missing)
-
-
-def examined(project: Project) -> list[dict[str, Any]]:
-    """Check this machine and these settings, and return one finding per check."""
-    return examine(project.settings, checked_teachers(project))

@@ -23,46 +23,36 @@ def summarize(receipts: Sequence[Receipt]) -> dict[str, Any]:
     of: dict[str, list[Receipt]] = defaultdict(list)
     for receipt in receipts:
         of[receipt.stage].append(receipt)
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"seconds": {}}
     for stage in chain.STAGES:
         figures |= stage.figures(of[stage.name])
-    replays = [receipt.report for receipt in of["replay"]]
-    figures["open"] = open_work(replays)
-    seconds = {
-        stage.name: round(sum(r.seconds for r in of[stage.name] if not r.is_reused), 3)
-        for stage in chain.STAGES
-        if of[stage.name]
-    }
-    return {**figures, "seconds": seconds}
+        if done := of[stage.name]:
+            seconds = sum(receipt.seconds for receipt in done if not receipt.is_reused)
+            figures["seconds"][stage.name] = round(seconds, 3)
+    return figures | {"open": open_work([receipt.report for receipt in of["replay"]])}
 
 
-def summarize_night(
-    receipts: Sequence[Receipt],
-    *,
-    since: datetime,
-    spent_usd: float,
-    max_nightly_usd: float,
-    n_open: int,
-    failures: Sequence[Mapping[str, Any]],
+def night_of(
+    project: Project, *, since: datetime, failures: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the work of a night, for people to read in the morning."""
-    began = since.isoformat()
+    """Return the work of a night, for people to read in the morning. `failures` are failed runs."""
     of: dict[str, list[Receipt]] = defaultdict(list)
-    for receipt in receipts:
-        if receipt.at >= began:
+    for receipt in project.receipts.all():
+        if receipt.at >= since.isoformat():
             of[receipt.stage].append(receipt)
+    spent_usd = spent_since(project.settings.ledger_url(), since, kind="night:")
     return {
         "sessions": total(of["ingest"], "n_sessions"),
         "states": total(of["ingest"], "n_states"),
         "batches_found": len(of["ingest"]),
         "batches_replayed": len(of["replay"]),
-        "batches_open": n_open,
+        "batches_open": len(set(project.batches()) - completed_batches(project)),
         "calls": total(of["replay"], "n_sent"),
         "answers": total(of["replay"], "n_answers"),
         "failed_calls": total(of["replay"], "n_failed"),
         "only_looked": total(of["replay"], "n_only_looked"),
         "spent_usd": round(spent_usd, 6),
-        "max_nightly_usd": max_nightly_usd,
+        "max_nightly_usd": project.settings.replay.max_nightly_usd,
         "lessons": total(of["pairs"], "n_lessons"),
         "confirmed": total(of["pairs"], "n_agreement"),
         "pairs": total(of["pairs"], "n_pairs"),
@@ -121,17 +111,3 @@ def summary_of(project: Project, *, since: str) -> dict[str, Any]:
         figures["spent_usd"] = round(ledger_status(url).spent_usd, 6)
     figures["dataset"] = str(project.settings.dataset_dir())
     return figures
-
-
-def night_of(
-    project: Project, *, since: datetime, failures: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return the finished work since then, and the open work. `failures` are failed runs."""
-    return summarize_night(
-        [each for each in project.receipts.all() if each.at >= since.isoformat()],
-        since=since,
-        spent_usd=spent_since(project.settings.ledger_url(), since, kind="night:"),
-        max_nightly_usd=project.settings.replay.max_nightly_usd,
-        n_open=len(set(project.batches()) - completed_batches(project)),
-        failures=failures,
-    )

@@ -15,8 +15,9 @@ from replay_pipeline.stages.budget.sharing import fitting
 from replay_pipeline.stages.budget.spending import as_checked, estimate_replay, words_beforehand
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.views import summary
 from replay_pipeline.stages.views.status import status_of
-from replay_pipeline.stages.views.summary import night_words, summarize_night
+from replay_pipeline.stages.views.summary import night_of, night_words
 from tests.roots import pipeline_at, project_root
 
 NOW = datetime(2026, 5, 2, 2, tzinfo=UTC)
@@ -28,28 +29,6 @@ def receipt(stage: str, batch: str, *, hours: float = 1.0, **report: Any) -> Rec
     return Receipt(stage=stage, batch=batch, version=1, report=report, seconds=0.0, at=at)
 
 
-def test_only_what_was_done_this_night_counts():
-    receipts = [
-        receipt("ingest", "a", n_sessions=3, n_states=30),
-        receipt("ingest", "old", hours=-5, n_sessions=9, n_states=90),
-        receipt("replay", "a", n_sent=60, n_answers=58, n_failed=2, stop_reason="budget",
-                errors={"rate_limited": 2}),
-        receipt("pairs", "a", n_pairs=7, n_lessons=4, n_agreement=9),
-        receipt("normalize", "a", n_kept=5, n_dropped=2, dropped={"text_length_filter": 2}),
-    ]  # fmt: skip
-    night = summarize_night(
-        receipts, since=NOW, spent_usd=1.25, max_nightly_usd=5.0, n_open=4, failures=[{"run": "r"}]
-    )
-    expected = {"sessions": 3, "calls": 60, "pairs": 7, "pairs_kept": 5, "batches_open": 4,
-                "runs_failed": 1, "dropped": {"text_length_filter": 2}}  # fmt: skip
-    assert {key: night[key] for key in expected} == expected
-    words = night_words(night)
-    assert "$1.25 of $5.00" in words
-    assert "4 lessons, 9 confirmed actions, and 7 pairs, 5 of them kept" in words
-    assert "replay.max_nightly_usd" in words
-    assert "tried again next night" in words
-
-
 @pytest.fixture
 def work(tmp_path):
     made = Pipeline(Settings(data_dir=tmp_path))
@@ -58,6 +37,28 @@ def work(tmp_path):
         cursor = ReadMark(source.path, 1000, 1000, 0, "")
         write_manifest(TraceBatch(f"2026-01-0{i + 1}-0001-aaaaaa", (source,), (cursor,)), tmp_path)
     return made
+
+
+def test_only_what_was_done_this_night_counts(work, monkeypatch):
+    for each in (
+        receipt("ingest", "a", n_sessions=3, n_states=30),
+        receipt("ingest", "old", hours=-5, n_sessions=9, n_states=90),
+        receipt("replay", "a", n_sent=60, n_answers=58, n_failed=2, stop_reason="budget",
+                errors={"rate_limited": 2}, is_complete=False),
+        receipt("pairs", "a", n_pairs=7, n_lessons=4, n_agreement=9),
+        receipt("normalize", "a", n_kept=5, n_dropped=2, dropped={"text_length_filter": 2}),
+    ):  # fmt: skip
+        work.receipts.write(each, at=each.at)
+    monkeypatch.setattr(summary, "spent_since", lambda *_, **__: 1.25)
+    night = night_of(work, since=NOW, failures=[{"run": "r"}])
+    expected = {"sessions": 3, "calls": 60, "pairs": 7, "pairs_kept": 5, "batches_open": 6,
+                "runs_failed": 1, "dropped": {"text_length_filter": 2}}  # fmt: skip
+    assert {key: night[key] for key in expected} == expected
+    words = night_words(night)
+    assert "$1.25 of $5.00" in words
+    assert "4 lessons, 9 confirmed actions, and 7 pairs, 5 of them kept" in words
+    assert "replay.max_nightly_usd" in words
+    assert "tried again next night" in words
 
 
 def test_without_history_every_batch_is_planned(work):
