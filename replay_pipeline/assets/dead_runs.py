@@ -8,12 +8,11 @@ instead, which works only for those of this machine.
 import contextlib
 import json
 import logging
-import os
 import socket
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import dagster as dg
+import psutil
 from dagster import DagsterEventType, DagsterRunStatus, RunsFilter
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.tags import AUTO_RETRY_RUN_ID_TAG, WILL_RETRY_TAG
@@ -115,27 +114,10 @@ def _is_served(run: dg.DagsterRun) -> bool:
 
 
 def is_running(pid: int, *, since: float) -> bool:
-    """Return whether the process `pid` is running and started at `since` (seconds since the epoch).
-
-    Without `/proc`, a process id that was reused by another process isn't noticed.
-    """
-    proc = Path("/proc")
-    if not (proc / "stat").exists():
-        with contextlib.suppress(ProcessLookupError):
-            with contextlib.suppress(PermissionError):
-                os.kill(pid, 0)
-            return True
-        return False
+    """Return whether the process `pid` is running and started at `since` (seconds since the epoch)."""
     try:
-        # The name before the last parenthesis may hold anything.
-        fields = (proc / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+        process = psutil.Process(pid)
+        is_over = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return not is_over and process.create_time() <= since + _CLOCK_SLACK_S
+    except psutil.NoSuchProcess:
         return False
-    state, started_ticks = fields[0], int(fields[19])
-    booted = next(
-        float(line.split()[1])
-        for line in (proc / "stat").read_text().splitlines()
-        if line.startswith("btime ")
-    )
-    started = booted + started_ticks / os.sysconf("SC_CLK_TCK")
-    return state not in "ZX" and started <= since + _CLOCK_SLACK_S

@@ -5,8 +5,7 @@ servers do neither: when they stop, the runs that they started go on and spend m
 sends SIGTERM to every process below it, and ends after the last of them. A run ends when its paid
 answers are stored. It never kills a process.
 
-It loads only the standard library, because a first process ignores signals until it has set its
-handlers.
+It loads little, because a first process ignores signals until it has set its handlers.
 """
 
 import contextlib
@@ -15,8 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 _POLL_S = 0.05
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -55,19 +53,21 @@ def _stand_before(worker: int, asked: list[int]) -> int:
 
 
 def _supervise(command: Sequence[str], asked: list[int]) -> int:
+    import psutil  # noqa: PLC0415 -- after the handlers are set
+
     # Whatever this process was started deaf to, the program hears.
     first = os.posix_spawnp(command[0], list(command), os.environ, setsigdef=_STOPS)  # noqa: TID251
-    status, told = 0, set[int]()
+    status, told = 0, set[psutil.Process]()
     while (ended := _reap()) is not None:
         if first in ended:
             status = ended[first]
             asked.append(signal.SIGTERM)  # what it leaves behind ends as well
         if asked:
             # Again and again: a server may start one more before it hears.
-            for process in set(_below(os.getpid())) - told:
+            for process in set(psutil.Process().children(recursive=True)) - told:
                 told.add(process)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(process, signal.SIGTERM)
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    process.terminate()
         if not ended:
             time.sleep(_POLL_S)
     return status
@@ -91,22 +91,6 @@ def _prctl(what: int, value: int) -> None:
     """Ask Linux to hand on orphans, or to tell of a parent's end; elsewhere there is no such thing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
-
-
-def _below(root: int) -> Iterator[int]:
-    """Yield every living process below `root`; without `/proc`, none but those that hear the terminal."""
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # The name before the last parenthesis may hold anything.
-            state, parent = stat.read_text("utf-8", "replace").rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parents.setdefault(int(parent), []).append(int(stat.parent.name))
-    todo = [root]
-    while todo:
-        for child in parents.get(todo.pop(), []):
-            todo.append(child)
-            yield child
 
 
 if __name__ == "__main__":

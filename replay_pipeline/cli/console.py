@@ -212,7 +212,8 @@ def _stale_words(batches: Report) -> str:
 
 def _tell_training(train: Report, curves: Mapping[str, Sequence[float]]) -> None:
     """Report what a training came to in sentences, with its loss as a small plot."""
-    from replay_pipeline.stages.pages.training import sentences_of, sparkline
+    from replay_pipeline.stages.pages.training import sentences_of
+    from replay_pipeline.stages.work.markdown import sparkline
 
     for each in sentences_of(train):
         if each["kind"] == "finding":

@@ -1,6 +1,6 @@
 """Publish pairs as a dataset that `datasets.load_dataset` and TRL can read directly."""
 
-from replay_pipeline.publish.batch_facts import CardFacts, TeacherFacts
+from replay_pipeline.publish.batch_facts import CardFacts
 from replay_pipeline.publish.blind import BlindControl, blind_control, in_words
 from replay_pipeline.publish.card import column_words
 from replay_pipeline.publish.folder import local_copy, newest, to_be_published
@@ -11,7 +11,6 @@ __all__ = [
     "BlindControl",
     "CardFacts",
     "PublishReport",
-    "TeacherFacts",
     "blind_control",
     "column_words",
     "in_words",

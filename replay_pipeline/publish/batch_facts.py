@@ -14,22 +14,14 @@ from replay_pipeline.publish import layout
 from replay_pipeline.publish.splits import SPLITS, Split, joined_splits, name_sha, sides_in
 
 
-class TeacherFacts(TypedDict, total=False):
-    """The facts about a teacher on the card."""
-
-    name: str
-    model: str
-    is_distillable: bool | None
-    """Whether its vendor's terms allow training on its answers. `None` if unknown."""
-
-
 class CardFacts(TypedDict, total=False):
     """The facts that only the caller knows. All are optional, and other keys are ignored."""
 
     title: str
     license: str
     """License identifier of the Hub. Without one, it is `other`, and the card describes the terms."""
-    teachers: Sequence[TeacherFacts]
+    teachers: Sequence[Mapping[str, Any]]
+    """Of each its `name`, `model`, and whether it `is_distillable`, if that is known."""
     accepted_terms: Sequence[str]
     """Models used although their vendor forbids training on answers."""
     control_run: Mapping[str, Any]
@@ -42,43 +34,24 @@ class CardFacts(TypedDict, total=False):
     normalize: Mapping[str, Mapping[str, Any]]
 
 
-_GENERAL = (
-    "title",
-    "license",
-    "teachers",
-    "accepted_terms",
-    "control_run",
-    "notes",
-)
 STAGE_FACTS = {
     "ingest": ("n_sessions", "n_turns", "n_states"),
     "replay": (
-        "n_answers",
-        "n_rehearsed",
-        "n_failed",
-        "spent_usd",
-        "cost_by_teacher_usd",
-        "errors",
+        "n_answers", "n_rehearsed", "n_failed", "spent_usd", "cost_by_teacher_usd", "errors",
     ),
     "pairs": (
-        "n_consensus",
-        "n_agreement",
-        "n_lessons",
-        "n_answers",
-        "n_pairs",
-        "outcomes",
-        "poll",
-        "teachers",
-        "reliability",
+        "n_consensus", "n_agreement", "n_lessons", "n_answers", "n_pairs", "outcomes", "poll",
+        "teachers", "reliability",
     ),
     "normalize": ("recipe", "n_in", "n_kept", "dropped", "length_bias"),
-}
+}  # fmt: skip
 """The fields of each stage's report that are published."""
 
 
 def general_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that hold for the whole dataset."""
-    return {name: facts[name] for name in _GENERAL if name in facts}
+    general = CardFacts.__annotations__.keys() - STAGE_FACTS.keys()
+    return {name: facts[name] for name in facts if name in general}
 
 
 def stage_facts(facts: Mapping[str, Any], batch: str) -> dict[str, Any]:

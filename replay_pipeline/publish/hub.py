@@ -8,7 +8,7 @@ that version. If another commit comes in between, it is made again on top of tha
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Data = bytes | Path
+Manifests = Mapping[str, Mapping[str, Any]]
+"""Manifests by batch."""
 
 _CONFLICTS = (409, 412)
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
@@ -297,7 +299,7 @@ class Publication:
     batches: frozenset[str]
     """Batches whose files it owns. Their other files are removed."""
     files: Mapping[str, Data]
-    manifests: Mapping[str, Mapping[str, Any]]
+    manifests: Manifests
     facts: Mapping[str, Any]
     """Facts on the card that aren't in the manifests."""
     known: Mapping[str, bytes] = field(default_factory=dict)
@@ -311,27 +313,21 @@ class Publication:
         return f"{'Publish' if self.manifests else 'Retract'} {shown}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Synced:
-    """The state of the Hub after a push."""
-
-    commit: str | None
-    """The new commit. None if the Hub was up to date, or if the answer to it was lost."""
-    tag: str
-    manifests: Mapping[str, Mapping[str, Any]]
-
-
-def push(hub: HubDataset, brings: Publication) -> Synced:
+def push(hub: HubDataset, brings: Publication) -> tuple[str | None, str, Manifests]:
     """Commit what the Hub lacks of a publication on top of its newest version, then tag that version.
+
+    Returns the new commit, or None if the Hub was up to date or its answer was lost; the tag; and
+    the manifests of all batches there.
 
     Raises:
         PublishError: the Hub refused, or was faulty for too long.
     """
     read: dict[str, bytes] = {}
 
-    def attempt() -> tuple[str | None, str, Mapping[str, Mapping[str, Any]]]:
+    def attempt() -> tuple[str | None, str, Manifests]:
         head = hub.head()
-        manifests = {**remote_manifests(hub, head, brings, read), **brings.manifests}
+        others = remote_manifests(hub, head, owned=brings.batches, known=brings.known, read=read)
+        manifests = {**others, **brings.manifests}
         facts = batch_facts.merge_facts(remote_facts(hub, head), brings.facts)
         files: dict[str, Data] = {
             **{path: data for path, data in brings.files.items() if layout.batch_of(path)},
@@ -353,20 +349,26 @@ def push(hub: HubDataset, brings: Publication) -> Synced:
     commit, sha, manifests = hub.retry(attempt, conflicts=True)
     name = f"data-{batch_facts.content_digest(manifests)}"
     hub.tag(name, revision=sha, message=brings.message)
-    return Synced(commit=commit, tag=name, manifests=manifests)
+    return commit, name, manifests
 
 
 def remote_manifests(
-    hub: HubDataset, head: Head, brings: Publication, read: dict[str, bytes]
+    hub: HubDataset,
+    head: Head,
+    *,
+    known: Mapping[str, bytes],
+    owned: Collection[str] = (),
+    read: dict[str, bytes] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return the manifests of batches that others own. `read` caches downloads."""
+    read = {} if read is None else read
     manifests: dict[str, dict[str, Any]] = {}
     for path, file in head.files.items():
         batch = layout.batch_of(path)
-        if batch is None or batch in brings.batches or path != layout.manifest_path(batch):
+        if batch is None or batch in owned or path != layout.manifest_path(batch):
             continue
-        if (known := brings.known.get(path)) is not None and file.is_same(known):
-            manifests[batch] = json.loads(known)
+        if path in known and file.is_same(known[path]):
+            manifests[batch] = json.loads(known[path])
             continue
         if file.git_oid not in read:
             read[file.git_oid] = hub.read(path, revision=head.sha)

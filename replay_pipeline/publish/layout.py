@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
@@ -296,13 +296,6 @@ def _texts_of(part: pa.Table) -> list[dict[str, Any] | None]:
     ]
 
 
-def _kept_texts(part: pa.Table, keep: Keep | None) -> tuple[list[str | None], list[str | None]]:
-    """Keep the texts of clients of each row; return their hashes, and the clients' own tools."""
-    texts = _texts_of(part)
-    names = [keep(each) if each and keep else None for each in texts]
-    return names, [each["tools"] if each else None for each in texts]
-
-
 def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
     """Return rows of the config `pairs`, from a table `normalized_pairs`.
 
@@ -311,24 +304,11 @@ def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
         batch: key of the batch of these rows.
         keep: stores each client's own system text and tools in a separate file.
     """
-    prompts, tools = (
-        _each(kept, "state_messages_json", published_messages),
-        _each(kept, "tools_json", published_tools),
-    )
-    named, own = _kept_texts(kept, keep)
-    shown = [mine or neutral for mine, neutral in zip(own, tools, strict=True)]
-    states = _States(prompts, shown, _given(kept, "cwd"))
-    return _table(
-        kept,
-        batch,
-        PAIRS,
-        prompt=prompts,
-        chosen=states.in_native_form(_each(kept, "chosen_messages_json", published_messages)),
-        rejected=states.in_native_form(_each(kept, "rejected_messages_json", published_messages)),
-        tools=tools,
-        cwd=states.folders,
-        client_texts=named,
-    )
+    sides = {
+        side: _each(kept, f"{side}_messages_json", published_messages)
+        for side in ("chosen", "rejected")
+    }
+    return _rows(kept, batch, PAIRS, sides, keep)
 
 
 UNCONFIRMED = ("answer", "continuation")
@@ -351,53 +331,47 @@ def positive_rows(positives: pa.Table, batch: str, keep: Keep | None = None) -> 
         keep: stores each client's own system text and tools in a separate file.
     """
     actions = _each(positives, "action_json", lambda text: published_messages(f"[{text}]"))
-    texts = positives["action"].to_pylist()
-    prompts = _each(positives, "state_messages_json", published_messages)
-    tools = _each(positives, "tools_json", published_tools)
-    named, own = _kept_texts(positives, keep)
-    shown = [mine or neutral for mine, neutral in zip(own, tools, strict=True)]
-    states = _States(prompts, shown, _given(positives, "cwd"))
     completions = [
         action or [message_of({"role": "assistant", "content": text})]
-        for action, text in zip(actions, texts, strict=True)
+        for action, text in zip(actions, positives["action"].to_pylist(), strict=True)
     ]
-    return _table(
-        positives,
-        batch,
-        POSITIVES,
-        prompt=prompts,
-        completion=states.in_native_form(completions),
-        label=[True] * len(positives),
-        tools=tools,
-        cwd=states.folders,
-        client_texts=named,
-    )
+    label = [True] * len(positives)
+    return _rows(positives, batch, POSITIVES, {"completion": completions}, keep, label=label)
 
 
-class _States:
-    """The states of some rows, by which their sides are rendered."""
-
-    def __init__(
-        self,
-        prompts: Sequence[list[Message] | None],
-        tools: Sequence[str | None],
-        folders: Sequence[str | None],
-    ) -> None:
-        self.folders = [
-            folder or cwd_of(prompt or ()) for folder, prompt in zip(folders, prompts, strict=True)
-        ]
-        read = {text: json_value(text) for text in {*tools} if text}
-        self._forms = [
-            NativeForm(prompt or (), read.get(text or ""), folder)
-            for prompt, text, folder in zip(prompts, tools, self.folders, strict=True)
-        ]
-
-    def in_native_form(self, sides: Iterable[list[Message] | None]) -> list[list[Message] | None]:
-        """Return one side of each row as the client of its state takes it."""
-        return [
+def _rows(
+    table: pa.Table,
+    batch: str,
+    schema: pa.Schema,
+    sides: Mapping[str, list[list[Message] | None]],
+    keep: Keep | None,
+    **made: list[Any],
+) -> pa.Table:
+    """Return rows of a config, with each side as the client of its state takes it."""
+    prompts = _each(table, "state_messages_json", published_messages)
+    tools = _each(table, "tools_json", published_tools)
+    texts = _texts_of(table)
+    folders = [
+        folder or cwd_of(prompt or ())
+        for folder, prompt in zip(_given(table, "cwd"), prompts, strict=True)
+    ]
+    shown = [(own and own["tools"]) or neutral for own, neutral in zip(texts, tools, strict=True)]
+    read = {text: json_value(text) for text in {*shown} if text}
+    forms = [
+        NativeForm(prompt or (), read.get(text or ""), folder)
+        for prompt, text, folder in zip(prompts, shown, folders, strict=True)
+    ]
+    made |= {
+        name: [
             side and [message_of(form.rendered(message)) for message in side]
-            for side, form in zip(sides, self._forms, strict=True)
+            for side, form in zip(of_rows, forms, strict=True)
         ]
+        for name, of_rows in sides.items()
+    }
+    named = [keep(each) if each and keep else None for each in texts]
+    return _table(
+        table, batch, schema, prompt=prompts, tools=tools, cwd=folders, client_texts=named, **made
+    )
 
 
 def _given(table: pa.Table, name: str) -> list[Any]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,12 +26,12 @@ from replay_pipeline.publish.splits import (
     shared,
 )
 from replay_pipeline.publish.version import (
-    HubOptions,
     NewBatch,
     Published,
     PublishReport,
     Version,
     n_rehearsed,
+    open_hub,
     read_manifests,
     refuse_rehearsal,
     with_cuts,
@@ -100,15 +101,12 @@ def publish(
     folder = Path(folder)
     given, agreed = _by_key(_as_batches(batches)), _by_key(positives)
     sizes = TokenSizes()
-    options = HubOptions(
-        repo_id=repo_id, private=private, token=token, endpoint=endpoint, patience_s=patience_s
-    )
     # What may not be pushed is told before the Hub is asked, which may take minutes.
     made_up = {
         k: {"n_rehearsed": n_rehearsed(t)} for each in (given, agreed) for k, t in each.items()
     }
     refuse_rehearsal({**read_manifests(folder), **made_up}, repo_id)
-    hub = options.open()
+    hub = open_hub(repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
     with TemporaryDirectory(prefix="publish-") as aside, alone(folder):
         earlier = Published.at(folder, hub)
         facts = batch_facts.merge_facts(earlier.facts, batch_facts.general_facts(card_facts or {}))
@@ -129,7 +127,13 @@ def publish(
         for key in sorted(keys):
             texts, states = ClientTextTable(), prompts(key) if prompts else None
             not_cut: dict[str, Counter[str]] = {}
-            pairs, positive = _rows_of(key, given[key], agreed[key], states, texts)
+            pairs, positive = (
+                map(partial(rows, batch=key, keep=texts.keep), _in_full(table, states, key))
+                for rows, table in (
+                    (layout.pair_rows, given[key]),
+                    (layout.positive_rows, agreed[key]),
+                )
+            )
             parts = with_cuts(pairs, lengths, sizes, not_cut)
             version.add(
                 NewBatch(
@@ -144,8 +148,7 @@ def publish(
             )
         version.know(batch_facts.side_facts(split.sides, [*there.values(), *version.new]))
         version.measure(folder)
-        report = version.write(folder, options, look)
-        return version.bring(folder, hub, options, report)
+        return version.write(folder, hub, private=private, look=look)
 
 
 def retract(
@@ -176,8 +179,7 @@ def retract(
         StorageError: the folder can't be written. It is unchanged.
         PublishError: the Hub refused. The folder has the new version, the Hub the old one.
     """
-    options = HubOptions(repo_id=repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
-    hub = options.open()
+    hub = open_hub(repo_id, token=token, endpoint=endpoint, patience_s=patience_s)
     by_hash, named = {name_sha(each): each for each in session_ids}, set(batches)
     new = batch_facts.Retracted(frozenset(by_hash), frozenset(named))
     with TemporaryDirectory(prefix="publish-") as aside, alone(folder):
@@ -185,9 +187,7 @@ def retract(
         known = {sha for each in earlier.manifests.values() for sha in session_hashes(each)}
         not_found = [by_hash[sha] for sha in sorted(by_hash.keys() - known)]
         not_found += sorted(named - earlier.manifests.keys())
-        version = _without(new, earlier, Path(aside))
-        report = version.write(folder, options)
-        report = version.bring(folder, hub, options, report)
+        report = _without(new, earlier, Path(aside)).write(folder, hub)
     if erase and hub is not None:
         hub.erase(lambda path: layout.batch_of(path) is not None)
     return replace(report, not_found=not_found)
@@ -228,20 +228,6 @@ def _without(new: batch_facts.Retracted, earlier: Published, aside: Path) -> Ver
     stay = [manifest for key, manifest in there.items() if key not in touched]
     version.know(batch_facts.side_facts(sides, [*stay, *version.new]))
     return version
-
-
-def _rows_of(
-    key: str,
-    pairs: pa.Table,
-    positives: pa.Table,
-    states: PromptsOf | None,
-    texts: ClientTextTable,
-) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
-    """Return the rows of a batch as configs have them, in parts."""
-    return (
-        (layout.pair_rows(part, key, texts.keep) for part in _in_full(pairs, states, key)),
-        (layout.positive_rows(part, key, texts.keep) for part in _in_full(positives, states, key)),
-    )
 
 
 def _in_full(table: pa.Table, states: PromptsOf | None, batch: str) -> Iterator[pa.Table]:

@@ -66,23 +66,9 @@ class PublishReport:
         return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HubOptions:
-    """How to reach the Hub."""
-
-    repo_id: str | None = None
-    private: bool = True
-    token: str | None = None
-    endpoint: str | None = None
-    patience_s: float = 300.0
-
-    def open(self) -> Any:
-        """Return the repository, which may not exist yet, or None without a `repo_id`."""
-        if self.repo_id is None:
-            return None
-        return hub_room().HubDataset(
-            self.repo_id, token=self.token, endpoint=self.endpoint, patience_s=self.patience_s
-        )
+def open_hub(repo_id: str | None, **options: Any) -> Any:
+    """Return the repository on the Hub, which may not exist yet, or None if none is named."""
+    return None if repo_id is None else hub_room().HubDataset(repo_id, **options)
 
 
 def hub_room() -> Any:
@@ -135,14 +121,8 @@ class Published:
         if hub is not None and hub.exists():
             room = hub_room()
             head = hub.head()
-            known = room.Publication(
-                batches=frozenset(),
-                files={},
-                manifests={},
-                facts={},
-                known=file_contents(folder, layout.MANIFESTS),
-            )
-            manifests = {**room.remote_manifests(hub, head, known, {}), **manifests}
+            known = file_contents(folder, layout.MANIFESTS)
+            manifests = {**room.remote_manifests(hub, head, known=known), **manifests}
             facts = batch_facts.merge_facts(room.remote_facts(hub, head), facts)
         if any(manifest.get("layout") != layout.VERSION for manifest in manifests.values()):
             where = folder if hub is None else f"{folder} or {hub.repo_id}"
@@ -408,11 +388,16 @@ class Version:
             logger.warning("%s", in_words(found.to_json()))
 
     def write(
-        self, folder: Path, options: HubOptions, look: Callable[[Path], object] | None = None
+        self,
+        folder: Path,
+        hub: Any,
+        *,
+        private: bool = True,
+        look: Callable[[Path], object] | None = None,
     ) -> PublishReport:
-        """Change the folder to this version, if a check of it finds no problem."""
+        """Change the folder to this version, if a check of it finds no problem, and then the Hub."""
         here = {**self._stay, **self._manifests}
-        refuse_rehearsal(here, options.repo_id)
+        refuse_rehearsal(here, hub and hub.repo_id)
         shared = {
             layout.FACTS: batch_facts.encode(self._facts),
             layout.CARD: card.render(here, self._facts),
@@ -421,9 +406,9 @@ class Version:
             refuse_secrets([data.decode()], [path])
         stale = {path for path in list_files(folder) if layout.batch_of(path) in self._owned}
         change = replace_files(folder, {**self._files, **shared}, stale - self._files.keys(), look)
-        return PublishReport(
+        report = PublishReport(
             dataset=str(folder),
-            repo_id=options.repo_id,
+            repo_id=hub and hub.repo_id,
             rows_by_split=batch_facts.rows_by_split(here),
             batches=sorted(self._manifests),
             files_written=change.written,
@@ -432,16 +417,11 @@ class Version:
             blind=self._facts.get("blind_control"),
             tag=f"data-{batch_facts.content_digest(here)}",
         )
-
-    def bring(
-        self, folder: Path, hub: Any, options: HubOptions, report: PublishReport
-    ) -> PublishReport:
-        """Push this version to the Hub, if a repository is named."""
         if hub is None:
             return report
-        hub.ensure(private=options.private)
+        hub.ensure(private=private)
         room = hub_room()
-        contribution = room.Publication(
+        brings = room.Publication(
             batches=frozenset(self._owned),
             files={
                 path: data
@@ -452,10 +432,10 @@ class Version:
             facts=self._facts,
             known=file_contents(folder, layout.MANIFESTS),
         )
-        done = room.push(hub, contribution)
-        logger.info("%s: commit %s, tag %s", options.repo_id, done.commit, done.tag)
-        rows = batch_facts.rows_by_split(done.manifests)
-        return replace(report, rows_by_split=rows, commit=done.commit, tag=done.tag)
+        commit, tag, manifests = room.push(hub, brings)
+        logger.info("%s: commit %s, tag %s", hub.repo_id, commit, tag)
+        rows = batch_facts.rows_by_split(manifests)
+        return replace(report, rows_by_split=rows, commit=commit, tag=tag)
 
 
 def _derived(config: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:

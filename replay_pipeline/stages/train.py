@@ -12,7 +12,7 @@ from replay_pipeline.settings import Settings
 from replay_pipeline.stages.publish import dataset_copy, digest_of_shards, published_rows
 from replay_pipeline.stages.receipts import Overview, Receipt, hash_texts
 from replay_pipeline.stages.stage import Report, Stage, Task
-from replay_pipeline.stages.work.markdown import Location, curve
+from replay_pipeline.stages.work.markdown import Location, sparkline
 from replay_pipeline.stages.work.trainer_process import (
     TRAINER_LOCK,
     Launch,
@@ -128,7 +128,10 @@ def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
         "loss_last": report["loss_last"],
         "steps": report["steps"],
         "channels": ", ".join(report["channels_live"]),
-        **{f"{name} by step": curve(name, line) for name, line in report.get("curves", {}).items()},
+        **{
+            f"{name} by step": f"{line[0]:.3g} {sparkline(line)} {line[-1]:.3g}"
+            for name, line in report.get("curves", {}).items()
+        },
         "card": Location(f"{folder}/README.md"),
         "log": Location(f"{folder}/trainer.log"),
         **evaluation,

@@ -176,21 +176,6 @@ def _example(was: Report, now: Report) -> dict[str, Any]:
     }
 
 
-def sparkline(values: Sequence[float], width: int = 48) -> str:
-    """Draw a curve as one line of blocks. The height of a block is the mean over a part of the curve."""
-    if not values:
-        return ""
-    n = min(width, len(values))
-    means = [_mean(values[k * len(values) // n : (k + 1) * len(values) // n]) for k in range(n)]
-    low, high = min(means), max(means)
-    span = (high - low) or 1.0
-    return "".join("▁▂▃▄▅▆▇█"[round(7 * (mean - low) / span)] for mean in means)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 

@@ -1,13 +1,13 @@
-"""Markdown for people, in Dagster and elsewhere: tables, bars as text, and curves as SVG.
+"""Markdown for people, in Dagster and elsewhere: tables, and bars and curves as text.
 
 Text of sessions and answers is untrusted, so it enters Markdown only through `literal_markdown` or
 `code_block`.
 """
 
-import base64
 import html
 import re
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from replay_pipeline.redaction.printable import printable
@@ -61,16 +61,9 @@ def code_block(text: str, language: str = "text") -> str:
     return f"{fence}{language}\n{printable(text)}\n{fence}"
 
 
-MAX_CHARS = 999
-"""Dagster shows up to 1,000 characters of Markdown in place, and hides the rest behind a click. So a
-picture takes few bytes: no title (the key is one), whole pixels, and one path."""
-_BLUE, _GRAY = "#43d", "#667"
 _MAX_BARS = 12
 _BAR_CHARS = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_WIDTH, _HEIGHT = 440, 142
-_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 432, 8, 120
-_MAX_POINTS = 50
 
 
 def bars(values: Mapping[str, float]) -> Markdown:
@@ -94,46 +87,15 @@ def _bar(share: float) -> str:
     return "█" * whole + _EIGHTHS[eighths].strip()
 
 
-def curve(name: str, values: Sequence[float]) -> Markdown:
-    """Return a curve over the steps of a run."""
-    if not values:
-        return Markdown("*none*")
-    shown = _thinned(values)
-    low, high = min(shown), max(shown)
+def sparkline(values: Sequence[float], width: int = 48) -> str:
+    """Draw a curve as one line of blocks. The height of a block is the mean over a part of the curve."""
+    n = min(width, len(values))
+    means = [fmean(values[k * len(values) // n : (k + 1) * len(values) // n]) for k in range(n)]
+    low, high = min(means, default=0.0), max(means, default=0.0)
     span = (high - low) or 1.0
-    step_px = (_RIGHT - _LEFT) / max(1, len(shown) - 1)
-    points = " ".join(
-        f"{_LEFT + i * step_px:.0f},{_BOTTOM - (_BOTTOM - _TOP) * (value - low) / span:.0f}"
-        for i, value in enumerate(shown)
-    )
-    body = (
-        f'<polyline fill="none" stroke="{_BLUE}" stroke-width="2" points="{points}"/>'
-        + _label(4, _TOP + 4, f"{high:.3g}")
-        + _label(4, _BOTTOM, f"{low:.3g}")
-        + _label(_LEFT, 137, "step 1")
-        + _label(_RIGHT - 24, 137, str(len(values)))
-    )
-    return _picture(name, body)
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * (mean - low) / span)] for mean in means)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
     """Return the value below which this share of the ordered values lies, or 0 without values."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
-
-
-def _thinned(values: Sequence[float]) -> Sequence[float]:
-    step = -(-len(values) // _MAX_POINTS)
-    return values if step <= 1 else [*values[:-1:step], values[-1]]
-
-
-def _picture(name: str, body: str) -> Markdown:
-    svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'style="background:#fff" font-size="11" font-family="sans-serif">{body}</svg>'
-    )
-    data = base64.b64encode(svg.encode()).decode()
-    return Markdown(f"![{literal_markdown(name)}](data:image/svg+xml;base64,{data})")
-
-
-def _label(x: int, y: int, text: str) -> str:
-    return f'<text x="{x}" y="{y}" fill="{_GRAY}">{html.escape(text)}</text>'

@@ -6,7 +6,7 @@ from replay_pipeline.assets.of_stages import asset_of
 from replay_pipeline.assets.reporting import column_schema
 from replay_pipeline.publish import layout
 from replay_pipeline.stages.chain import stage_named
-from replay_pipeline.stages.work.markdown import code_block, literal_markdown
+from replay_pipeline.stages.work.markdown import bars, code_block, literal_markdown, sparkline
 from replay_pipeline.storage.schemas import TABLES
 from tests.hostile import HOSTILE
 
@@ -37,3 +37,15 @@ def test_every_column_of_the_published_dataset_is_described():
     columns = spec.metadata["dagster/column_schema"].columns
     assert [column.name for column in columns] == layout.PAIRS.names
     assert all(column.description for column in columns)
+
+
+def test_bars_are_a_table_with_the_largest_first():
+    lines = bars({"small": 1, "large": 3.5, "none": 0}).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| large", "| small", "| none"]
+    assert [line.count("█") for line in lines[2:]] == [20, 5, 0]
+
+
+def test_a_curve_is_a_line_of_blocks_each_the_mean_of_a_part():
+    assert sparkline([3.0, 2.0, 1.0, 1.0]) == "█▅▁▁"
+    assert sparkline([0.0] * 50 + [7.0] * 50, width=2) == "▁█"
+    assert (sparkline([2.0]), sparkline([])) == ("▁", "")
