@@ -22,30 +22,6 @@ from replay_pipeline.storage.store import written_whole
 
 _HEADER = "# Written by replay-pipeline each time it starts; delete this line to keep your changes."
 
-_INSTANCE_YAML = """\
-telemetry: {{enabled: false}}
-nux: {{enabled: false}}
-python_logs: {{python_log_level: WARNING}}
-{storage}run_queue:
-  dequeue_interval_seconds: 1
-  max_user_code_failure_retries: 100  # a code server that was killed is there again in a minute
-  user_code_failure_retry_delay: 10
-concurrency:
-  runs: {{max_concurrent_runs: 2}}
-  pools: {{default_limit: 1, granularity: op}}
-code_servers: {{local_startup_timeout: 280}}
-run_retries: {{enabled: true, max_retries: 3, retry_on_asset_or_op_failure: false}}
-run_monitoring:
-  enabled: true
-  poll_interval_seconds: 30
-  start_timeout_seconds: 900  # to note a run's 200 batches takes minutes where disk and cores are busy
-  cancel_timeout_seconds: 330  # a stopped replay waits for paid answers, 300 s at most
-  free_slots_after_run_end_seconds: 10
-retention:
-  sensor: {{purge_after_days: 7}}
-  schedule: {{purge_after_days: 90}}
-"""
-
 _POSTGRES_YAML = f"storage: {{postgres: {{postgres_url: {{env: {DAGSTER_DATABASE}}}}}}}\n"
 
 # Modules are looked for in the working directory first: left out, it would be the current folder.
@@ -84,7 +60,7 @@ def prepare_home(local_dir: Path) -> Path:
             f"{DAGSTER_DATABASE} needs dagster-postgres: pip install 'replay-pipeline[postgres]'"
         )
     storage = _POSTGRES_YAML if has_dagster_database() else ""  # SQLite files in this folder
-    instance_yaml = _INSTANCE_YAML.format(storage=storage)
+    instance_yaml = Path(__file__).with_name("dagster.yaml").read_text("utf-8") + storage
     workspace_yaml = _WORKSPACE_YAML.format(home=json.dumps(str(home)))
     for name, text in (("dagster.yaml", instance_yaml), ("workspace.yaml", workspace_yaml)):
         path, whole = home / name, f"{_HEADER}\n{text}".encode()

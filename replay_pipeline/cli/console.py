@@ -570,12 +570,11 @@ def _draw_batches(
     _draw(title, (first, *told), rows)
 
 
-def _added(reports: Report, name: str) -> Counter[str]:
+def _added(reports: Report, name: str) -> dict[str, int]:
     """Add up counts by name over all batches."""
-    found: Counter[str] = Counter()
-    for report in reports.values():
-        found.update(report.get(name) or {})
-    return found
+    from replay_pipeline.stages.receipts import added
+
+    return added(report.get(name) or {} for report in reports.values())
 
 
 def show_replay(reports: Report) -> None:
@@ -863,12 +862,9 @@ def _draw_limits(scopes: Sequence[Report]) -> None:
 
 def _fidelity_words(fidelity: Mapping[str, Report | None]) -> str:
     """Return how many prompts are about as long as they were, and with which client the fewest."""
-    clients: dict[str, tuple[int, float]] = {}
-    for found in fidelity.values():
-        for client, row in (found or {}).items():
-            n, share = row["n_states"], row["share_within_10_percent"]
-            before, alike = clients.get(client, (0, 0.0))
-            clients[client] = (before + n, alike + n * (share or 0.0))
+    from replay_pipeline.stages.receipts import shares_near
+
+    clients = shares_near(fidelity.values())
     n_all = sum(n for n, _ in clients.values())
     if not n_all:
         return ""

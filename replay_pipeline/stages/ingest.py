@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.settings import Settings, redaction_salt
-from replay_pipeline.stages.receipts import Overview, Receipt, added, hash_texts, total
+from replay_pipeline.stages.receipts import Overview, Receipt, added, hash_texts, shares_near, total
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.work.markdown import bars
 from replay_pipeline.types import TraceState, conversation_of
@@ -305,9 +305,8 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
 
 def _fidelity(receipts: Sequence[Receipt]) -> float | None:
     """Share of the states with a recorded usage whose prefix is predicted within 10 % of it."""
-    clients = [row for r in receipts for row in r.report.get("fidelity", {}).values()]
-    n_states = sum(row["n_states"] for row in clients)
-    n_near = sum(row["n_states"] * row["share_within_10_percent"] for row in clients)
+    clients = shares_near(receipt.report.get("fidelity") for receipt in receipts).values()
+    n_states, n_near = (sum(each[i] for each in clients) for i in (0, 1))
     return n_near / n_states if n_states else None
 
 

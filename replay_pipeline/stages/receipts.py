@@ -4,10 +4,10 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,9 @@ from replay_pipeline.storage.store import (
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+K = TypeVar("K")
 
 ALL = "all"
 """The batch name of stages that work on all batches at once."""
@@ -155,6 +158,28 @@ class Receipts:
 def total(receipts: Iterable[Receipt], key: str) -> float:
     """Return the sum of a figure over receipts."""
     return sum(receipt.report.get(key) or 0 for receipt in receipts)
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return items by a key of theirs, in the order in which each key came first."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def shares_near(found: Iterable[Mapping[str, Any] | None]) -> dict[str, tuple[int, float]]:
+    """Return how many states with a recorded usage each client has, and of how many the prefix is within 10 % of it.
+
+    Args:
+        found: what `shares_by_client` tells of some batches.
+    """
+    sums: dict[str, tuple[int, float]] = {}
+    for client, row in (item for each in found for item in (each or {}).items()):
+        n, n_near = sums.get(client, (0, 0.0))
+        n_more = row["n_states"]
+        sums[client] = n + n_more, n_near + n_more * row["share_within_10_percent"]
+    return sums
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """What public scores say of teachers beside the agent."""
 
-from replay_pipeline.stages.pages.public_scores import public_scores, words_of_scores
+from replay_pipeline.stages.pages.public_scores import compared, public_scores, words_of_scores
 
 
 def test_before_anybody_was_asked_public_scores_say_who_is_weaker():
@@ -22,7 +22,6 @@ def test_before_anybody_was_asked_public_scores_say_who_is_weaker():
 
 
 def test_a_difference_that_chance_explains_is_none():
-    table = public_scores()
-    assert table.compared(0.75, 0.73) == 0  # 500 tasks: five points and a half are chance
-    assert table.compared(0.62, 0.74) == -1
-    assert all(0 < score < 1 for score in table.models.values())
+    assert compared(0.75, 0.73) == 0  # 500 tasks: five points and a half are chance
+    assert compared(0.62, 0.74) == -1
+    assert all(0 < percent < 100 for percent in public_scores()["models"].values())

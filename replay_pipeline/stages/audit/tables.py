@@ -7,7 +7,7 @@ from typing import Any
 from replay_pipeline.errors import CheckFailedError
 from replay_pipeline.ingesters.fidelity import OF_SESSIONS, OF_STATES, shares_by_client
 from replay_pipeline.stages.audit import AuditResult
-from replay_pipeline.stages.receipts import Receipts
+from replay_pipeline.stages.receipts import Receipts, shares_near
 from replay_pipeline.storage.tables import DataRoot
 from replay_pipeline.types import ONLY_LOOKED
 
@@ -65,19 +65,17 @@ def whole_states(root: DataRoot, batches: Sequence[str]) -> AuditResult:
 
 def faithful_prefixes(root: DataRoot, batches: Sequence[str]) -> AuditResult:
     """Are predicted prompt tokens within 10 % of the recorded ones for 9 of 10 states?"""
-    counts: dict[str, list[float]] = {}
-    for batch in batches:
-        sessions = root.read("sessions", batch, columns=OF_SESSIONS)
-        states = root.read("states", batch, columns=OF_STATES)
-        for client, found in shares_by_client(sessions, states).items():
-            n_states = found["n_states"]
-            count = counts.setdefault(client, [0, 0])
-            count[0] += n_states
-            count[1] += n_states * found["share_within_10_percent"]
+    counts = shares_near(
+        shares_by_client(
+            root.read("sessions", batch, columns=OF_SESSIONS),
+            root.read("states", batch, columns=OF_STATES),
+        )
+        for batch in batches
+    )
     n_states, n_close = (sum(count[i] for count in counts.values()) for i in (0, 1))
     low = {
         client: count[1] / count[0]
-        for client, count in {**counts, "all clients": [n_states, n_close]}.items()
+        for client, count in {**counts, "all clients": (n_states, n_close)}.items()
         if count[0] >= _MIN_STATES_OF_CLIENT and count[1] < _MIN_FAITHFUL_SHARE * count[0]
     }
     return AuditResult(

@@ -15,6 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter, itemgetter
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ from replay_pipeline.replay.dialects.replies import MALFORMED
 from replay_pipeline.stages.pages.costs import turn_usd
 from replay_pipeline.stages.pages.public_scores import words_of_scores
 from replay_pipeline.stages.project import Project
-from replay_pipeline.stages.receipts import Receipt
+from replay_pipeline.stages.receipts import Receipt, grouped
 from replay_pipeline.stages.replay import accounts, who_answers_looks
 from replay_pipeline.stages.work.trials import Trials, try_batch
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState, Trial, family_of_model
@@ -260,10 +261,7 @@ def _keep(project: Project, cohort: str, agent: str, runs: Sequence[Sequence[_Pl
 
 def _by_run(places: Iterable[_Place]) -> list[list[_Place]]:
     """Return decisions by their runs, in the order of the first of each."""
-    runs: dict[str, list[_Place]] = defaultdict(list)
-    for place in places:
-        runs[place.run].append(place)
-    return list(runs.values())
+    return list(grouped(places, attrgetter("run")).values())
 
 
 def _shuffled(runs: Iterable[list[_Place]]) -> list[list[_Place]]:
@@ -481,13 +479,14 @@ def _read(row: TeacherAction, state: TraceState) -> Action | None:
 
 def _by_kind(found: Iterable[tuple[str, Scored]]) -> list[tuple[str, list[Scored]]]:
     """Return what was judged by the kind of work, the most frequent first, and rare kinds together at the end."""
-    kinds: dict[str, list[Scored]] = defaultdict(list)
-    for kind, each in found:
-        kinds[kind].append(each)
-    rare = [
-        each for of_kind in kinds.values() if len(of_kind) < _FEWEST_OF_KIND for each in of_kind
-    ]
-    often = [pair for pair in kinds.items() if len(pair[1]) >= _FEWEST_OF_KIND]
+    often: list[tuple[str, list[Scored]]] = []
+    rare: list[Scored] = []
+    for kind, pairs in grouped(found, itemgetter(0)).items():
+        scored = [each for _, each in pairs]
+        if len(scored) < _FEWEST_OF_KIND:
+            rare += scored
+        else:
+            often.append((kind, scored))
     often.sort(key=lambda pair: (-len(pair[1]), pair[0]))
     return [*often, (_OTHER_KINDS, rare)] if rare else often
 

@@ -186,7 +186,6 @@ class Comparison:
         return {
             "teacher": name,
             "model": model,
-            "is_played": name in self._played,
             "latency_s_median": round(cuts[9], 3) if cuts else None,
             "latency_s_p95": round(cuts[18], 3) if cuts else None,
             "accuracy": right,

@@ -98,12 +98,3 @@ def tokens_of(turns: Iterable[Row]) -> Counter[str]:
         total.update({name: turn[column] or 0 for name, column in TOKENS.items()})
     total["cache_write"] -= total["cache_write_1h"]
     return total
-
-
-def by_model(turns: Iterable[Row]) -> dict[str, list[Row]]:
-    """Group turns by the model that wrote them."""
-    groups: dict[str, list[Row]] = {}
-    for turn in turns:
-        if turn["model"] is not None:
-            groups.setdefault(turn["model"], []).append(turn)
-    return groups

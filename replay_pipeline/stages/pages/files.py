@@ -22,25 +22,6 @@ from replay_pipeline.storage.store import written_whole
 MARK = '<meta name="generator" content="replay-pipeline">'
 """A mark in the head of each page, which tells our pages from other files."""
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-{mark}
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="description" content="Sessions of coding agents: what they did, and what it cost">
-<meta name="referrer" content="no-referrer">
-<title>Sessions</title>
-<style>{style}</style>
-</head>
-<body>
-{body}
-<script>{script}</script>
-</body>
-</html>
-"""
-
 
 def _source(text: str) -> str:
     """Return a content security policy source that allows exactly this inline text."""
@@ -54,7 +35,7 @@ def inert(json_text: str) -> str:
 
 
 _WEB = Path(__file__).parent / "web"
-_SCRIPTS = (
+_SCRIPTS = [
     "core",
     "charts",
     "overview",
@@ -64,7 +45,7 @@ _SCRIPTS = (
     "pairs",
     "results",
     "start",
-)
+]
 _OF_OTHERS = re.compile(r"\.min\.js|LICENSE")
 """Files of libraries: Markdown, and what makes its HTML safe."""
 _NOTE = "Written by replay-pipeline look. It replaces what is in this folder each time.\n"
@@ -112,10 +93,8 @@ class PageFiles:
             "base-uri 'none'",
             "form-action 'none'",
         )
-        body = (_WEB / "page.html").read_text("utf-8")
-        return _PAGE.format(
-            mark=MARK, policy="; ".join(policy), style=style, body=body, script=script
-        )
+        page = (_WEB / "page.html").read_text("utf-8")
+        return page.format(mark=MARK, policy="; ".join(policy), style=style, script=script)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -13,11 +14,11 @@ from replay_pipeline.redaction.printable import printable
 from replay_pipeline.stages.pages.costs import (
     TOKENS,
     Row,
-    by_model,
     prices_date,
     tokens_of,
     usd_of,
 )
+from replay_pipeline.stages.receipts import grouped
 
 FINE = frozenset({"ok", "final_text"})
 INTERRUPTED = frozenset({"user_rejected", "interrupted"})
@@ -71,7 +72,6 @@ class SessionTotals:
     def __init__(self) -> None:
         self.sessions: list[Facts] = []
         self.outcomes: Counter[str] = Counter()
-        self.error_kinds: Counter[str] = Counter()
         self._days: dict[tuple[str, str, str], Counter[str]] = {}
         self._models: dict[str, Counter[str]] = {}
         self._usd: dict[tuple[str, str, str], float] = {}
@@ -94,18 +94,18 @@ class SessionTotals:
         self.sessions.append(facts)
         self._n_turns += len(turns)
         self.outcomes.update(state["outcome"] for state in states)
-        self.error_kinds.update(s["error_kind"] for s in states if s["error_kind"] is not None)
         for name, (n, n_failed) in facts["tools"].items():
             counts = self._tools.setdefault(name, [0, 0])
             counts[0] += n
             counts[1] += n_failed
         own = paid(turns, states)
-        for model, rows in by_model(own).items():
+        by_model = grouped((turn for turn in own if turn["model"] is not None), itemgetter("model"))
+        for model, rows in by_model.items():
             model = printable(model)
             self._models.setdefault(model, Counter()).update(
                 tokens_of(rows) + Counter(turns=len(rows))
             )
-            for day, of_day in _by_day(rows).items():
+            for day, of_day in grouped(rows, _day_of).items():
                 key = (day, model, facts["project"])
                 self._days.setdefault(key, Counter()).update(tokens_of(of_day))
                 usd = usd_of(of_day)[0]
@@ -213,7 +213,6 @@ class SessionTotals:
             "prices_of": prices_date(),
             "models_without_price": sorted(self._without_price),
             "outcomes": dict(self.outcomes.most_common()),
-            "error_kinds": dict(self.error_kinds.most_common()),
             "tools": dict(sorted(self._tools.items(), key=lambda item: (-item[1][0], item[0]))),
             "days": [
                 [
@@ -235,12 +234,8 @@ def paid(turns: Iterable[Row], states: Iterable[Row]) -> list[Row]:
     return [t for t in turns if t["turn_idx"] in decided or t["parent_turn_idx"] is None]
 
 
-def _by_day(turns: Iterable[Row]) -> dict[str, list[Row]]:
-    days: dict[str, list[Row]] = {}
-    for turn in turns:
-        day = turn["timestamp"].date().isoformat() if turn["timestamp"] else ""
-        days.setdefault(day, []).append(turn)
-    return days
+def _day_of(turn: Row) -> str:
+    return turn["timestamp"].date().isoformat() if turn["timestamp"] else ""
 
 
 def _dearest(sessions: Iterable[Facts]) -> list[tuple[str, float]]:
@@ -283,9 +278,6 @@ def results_by_model(sessions: Iterable[Facts]) -> list[dict[str, Any]]:
 
 
 def _by_project(sessions: Iterable[Facts]) -> list[dict[str, Any]]:
-    groups: dict[str, list[Facts]] = {}
-    for each in sessions:
-        groups.setdefault(each["project"], []).append(each)
     rows = [
         {
             "name": name,
@@ -293,7 +285,7 @@ def _by_project(sessions: Iterable[Facts]) -> list[dict[str, Any]]:
             "states": sum(each["n_states"] for each in group),
             "cost_usd": sum(each["cost_usd"] for each in group),
         }
-        for name, group in groups.items()
+        for name, group in grouped(sessions, itemgetter("project")).items()
     ]
     return sorted(rows, key=lambda row: (-row["cost_usd"], row["name"]))
 
@@ -316,13 +308,11 @@ def _facts_of_session(session: Row, turns: Sequence[Row], states: Sequence[Row])
         "first": _instant(first),
         "last": _instant(last),
         "seconds": round((last - first).total_seconds()) if first and last else None,
-        "n_turns": len(turns),
         "n_states": len(states),
         "n_branches": sum(n - 1 for n in children.values()),
         "n_compactions": sum(turn["kind"] in ("summary", "microcompact") for turn in turns),
         "n_errors": n_failed - n_interrupted,
         "n_interrupted": n_interrupted,
-        "n_hints": sum(state["hint"] is not None for state in states),
         "tools": _tools(states),
         "outcomes": dict(Counter(state["outcome"] for state in states)),
         "tokens": tokens_of(own).total(),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from replay_pipeline.stages.pages.overview import SessionTotals, results_by_mode
 from replay_pipeline.stages.pages.pairs import in_portions, portion
 from replay_pipeline.stages.pages.training import training_shown
 from replay_pipeline.stages.project import Project, paired
-from replay_pipeline.stages.receipts import ALL, added
+from replay_pipeline.stages.receipts import ALL, added, grouped
 from replay_pipeline.storage.store import names_of_json, read_files
 from replay_pipeline.types import TeacherAction
 
@@ -132,7 +133,8 @@ class _SessionRows:
         root = self._project.root
         for batch in self._batches:
             turns, states = (
-                _by_session(root.read(name, batch).to_pylist()) for name in ("turns", "states")
+                grouped(root.read(name, batch).to_pylist(), itemgetter("session_id"))
+                for name in ("turns", "states")
             )
             if root.has("teacher_actions", batch):
                 for answer in teacher_actions_from_table(root.read("teacher_actions", batch)):
@@ -177,13 +179,6 @@ def _merged(
         [by_turn[index] for index in sorted(by_turn)],
         sorted(by_state.values(), key=lambda row: row["turn_idx"]),
     )
-
-
-def _by_session(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row["session_id"], []).append(row)
-    return groups
 
 
 def _portions(project: Project) -> Iterator[tuple[str, list[str]]]:
