@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -144,43 +143,34 @@ def show_summary(summary: Report) -> None:
     _tell_others([summary])
     train = summary["train"]
     n_looked = summary["only_looked"]
-    rows: list[tuple[str, Any]] = [
-        ("sessions", f"{summary['sessions']} in {summary['batches']} batches"),
-        ("states", f"{summary['states']} (of {summary['turns']} turns)"),
-        (
-            "calls",
-            f"{summary['calls']} now; {summary['answers'] + summary['failed_calls'] + n_looked} questions "
-            f"decided in all: {summary['answers']} answers, {summary['failed_calls']} failed"
-            + (f", {n_looked} only looked" if n_looked else ""),
-        ),
-        (
-            "dollars",
-            f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, "
-            f"ceiling ${summary['max_total_usd']:.2f}",
-        ),
-        *(
-            [("play", f"{summary['rehearsed_answers']:,} answers: {_PLAY}")]
-            if summary["rehearsed_answers"]
-            else []
-        ),
-        ("left", open_words(summary["open"])),
-        (
-            "agreements",
-            f"{summary['agreements']} ({summary['agreements_with_student']} with the agent)",
-        ),
-        (
-            "lessons",
-            f"{summary['lessons']}; {summary['agreements_with_student']} actions of the agent "
-            f"confirmed, {summary['unconfirmed']} answers of one teacher",
-        ),
-        ("pairs", f"{summary['pairs']}, {summary['normalized_pairs']} kept"),
-        ("dropped", summary["dropped"]),
-        ("dataset", f"{summary['dataset']} ({_counted(_published(summary))})"),
-        *([("checks", summary["checks"])] if summary.get("checks") else []),
-        *([("stale", _stale_words(summary["stale"]))] if summary.get("stale") else []),
-    ]
-    rows.append(("seconds", {k: f"{v:.1f}" for k, v in summary["seconds"].items()}))
-    _table("replay-pipeline", rows)
+    n_answers, n_failed = summary["answers"], summary["failed_calls"]
+    calls = (
+        f"{summary['calls']} now; {n_answers + n_failed + n_looked} questions decided in all: "
+        f"{n_answers} answers, {n_failed} failed"
+    )
+    dollars = (
+        f"${summary['newly_spent_usd']:.4f} now, ${summary['spent_usd']:.4f} in all, ceiling "
+        f"${summary['max_total_usd']:.2f}"
+    )
+    n_played, n_with = summary["rehearsed_answers"], summary["agreements_with_student"]
+    rows = {
+        "sessions": f"{summary['sessions']} in {summary['batches']} batches",
+        "states": f"{summary['states']} (of {summary['turns']} turns)",
+        "calls": calls + (f", {n_looked} only looked" if n_looked else ""),
+        "dollars": dollars,
+        "play": f"{n_played:,} answers: {_PLAY}" if n_played else "",
+        "left": open_words(summary["open"]),
+        "agreements": f"{summary['agreements']} ({n_with} with the agent)",
+        "lessons": f"{summary['lessons']}; {n_with} actions of the agent confirmed, "
+        f"{summary['unconfirmed']} answers of one teacher",
+        "pairs": f"{summary['pairs']}, {summary['normalized_pairs']} kept",
+        "dropped": _words(summary["dropped"]),
+        "dataset": f"{summary['dataset']} ({_counted(_published(summary))})",
+        "checks": summary.get("checks"),
+        "stale": _stale_words(summary.get("stale") or {}),
+        "seconds": {name: f"{seconds:.1f}" for name, seconds in summary["seconds"].items()},
+    }
+    _table("replay-pipeline", [(name, value) for name, value in rows.items() if value])
     if train:
         _tell_training(train, summary.get("curves") or {})
 
@@ -239,6 +229,10 @@ def show_look(overview: Report) -> None:
     total, tokens = overview["total"], overview["tokens"]
     read, n_prompt = tokens["cache_read"], sum(tokens.values()) - tokens["output"]
     share = f"{100 * read / n_prompt:.0f} % of prompts from cache" if n_prompt else "none recorded"
+    dearest = (
+        f"${usd:,.2f} {shorten(title, 40, placeholder='…')}" for title, usd in overview["dearest"]
+    )
+    outcomes = {_plain(name): f"{n:,}" for name, n in overview["outcomes"].items()}
     rows = [
         ("sessions", f"{total['sessions']:,}, {total['subagents']:,} of them of subagents"),
         ("dates", f"{total['first']} to {total['last']}, in {overview['timezone']}"),
@@ -248,22 +242,13 @@ def show_look(overview: Report) -> None:
         ("cost", _cost_words(overview)),
         ("by month", _first_of(_by_period(overview, 7))),
         ("by day", _first_of(_by_period(overview, 10))),
-        (
-            "dearest",
-            "; ".join(
-                f"${usd:,.2f} {shorten(title, 40, placeholder='…')}"
-                for title, usd in overview["dearest"]
-            ),
-        ),
+        ("dearest", "; ".join(dearest)),
         (
             "projects",
             _first_of({p["name"]: f"${p['cost_usd']:,.2f}" for p in overview["projects"]}),
         ),
         ("tools", _first_of({name: f"{n:,}" for name, (n, _) in overview["tools"].items()})),
-        (
-            "outcomes",
-            _first_of({_plain(name): f"{n:,}" for name, n in overview["outcomes"].items()}),
-        ),
+        ("outcomes", _first_of(outcomes)),
         ("redacted", _first_of(overview.get("redactions") or {})),
         (
             "left out",
@@ -309,22 +294,19 @@ def show_compare(found: Report) -> None:
         _show_results(found)
         return
     headings = ("model", "answers", "alike", "95 %", "same", "equal", "$ per 100", "agent's")
-    rows = []
-    for each in found["teachers"]:
-        low, high = each["interval"]
-        agent = each["agent_usd_per_decision"]
-        rows.append(
-            (
-                each["teacher"],
-                f"{each['n']:,}",
-                f"{100 * each['share_alike']:.0f} %",
-                f"{100 * low:.0f}–{100 * high:.0f}",
-                f"{each['n_same']:,}",
-                f"{each['n_equal']:,}",
-                f"{100 * each['usd_per_decision']:.2f}",
-                "–" if agent is None else f"{100 * agent:.2f}",
-            )
+    rows = [
+        (
+            each["teacher"],
+            f"{each['n']:,}",
+            f"{100 * each['share_alike']:.0f} %",
+            "–".join(f"{100 * end:.0f}" for end in each["interval"]),
+            f"{each['n_same']:,}",
+            f"{each['n_equal']:,}",
+            f"{100 * each['usd_per_decision']:.2f}",
+            "–" if (usd := each["agent_usd_per_decision"]) is None else f"{100 * usd:.2f}",
         )
+        for each in found["teachers"]
+    ]
     _draw("Which model could have been used", headings, rows)
     if found["played"]:
         say(f"Play: {_PLAY}.")
@@ -561,13 +543,16 @@ def _draw_batches(
         title += f", the last {len(shown)} of {len(reports):,}"
     rows = [[key, *(_words(report.get(name)) for name in names)] for key, report in shown]
     if is_summed and len(reports) > 1:
-        sums = (sum(report.get(name) or 0 for report in reports.values()) for name in names)
-        rows.append(["all", *map(_words, sums)])
+        rows.append(["all", *(_words(_sum(reports, name)) for name in names)])
     told = [
         (headings or {}).get(name) or _plain(name.removeprefix("n_").replace("_usd", " $"))
         for name in names
     ]
     _draw(title, (first, *told), rows)
+
+
+def _sum(reports: Report, name: str) -> Any:
+    return sum(report.get(name) or 0 for report in reports.values())
 
 
 def _added(reports: Report, name: str) -> dict[str, int]:
@@ -580,12 +565,10 @@ def _added(reports: Report, name: str) -> dict[str, int]:
 def show_replay(reports: Report) -> None:
     """Show calls and dollars by batch."""
     _tell_others(reports.values())
-    n_failed, n = (
-        sum(report[name] for report in reports.values() for name in names)
-        for names in (["n_failed"], ["n_failed", "n_answers"])
-    )
+    n_failed = _sum(reports, "n_failed")
+    n = n_failed + _sum(reports, "n_answers")
     if 2 * n_failed > n:
-        usd = sum(report.get("failed_usd") or 0.0 for report in reports.values())
+        usd = _sum(reports, "failed_usd")
         say(
             f"{n_failed:,} of {n:,} questions got no answer that can be used ({_words(_added(reports, 'errors'))}). "
             f"${usd:.4f} is booked for them, at the most that each may have cost where nobody can tell."
@@ -597,19 +580,16 @@ def show_replay(reports: Report) -> None:
         )
     figures = ("n_sent", "n_cached", "n_failed", "newly_spent_usd", "stop_reason")
     _draw_batches("Replayed", figures, reports, headings={"newly_spent_usd": "$ now"})
-    if any(report.get("n_rehearsed") for report in reports.values()):
+    if _sum(reports, "n_rehearsed"):
         say(f"Play: {_PLAY}.")
-    if not any(report["n_sent"] for report in reports.values()):
+    if not _sum(reports, "n_sent"):
         say("Nothing was asked now.")
-    if n_left_out := sum(report.get("n_states_incomplete", 0) for report in reports.values()):
+    if n_left_out := _sum(reports, "n_states_incomplete"):
         say(
             f"{n_left_out:,} states were left out: their prompts lack something that the agent saw, such "
             "as an image. The setting `replay.asks_incomplete` asks there too."
         )
-    n_looks, n_books = (
-        sum(report.get(f"n_states_{why}", 0) for report in reports.values())
-        for why in ("looks", "books")
-    )
+    n_looks, n_books = (_sum(reports, f"n_states_{why}") for why in ("looks", "books"))
     if n_looks or n_books:
         say(
             f"Not asked: {n_looks:,} states at which the agent only looked, and {n_books:,} at which it "
@@ -662,7 +642,8 @@ def _covered(reports: Report) -> str:
     return ", ".join(parts) + nobody
 
 
-def _draw_facts(title: str, report: Report) -> None:
+def draw_facts(title: str, report: Report) -> None:
+    """Show the figures of a report, without its lists."""
     _table(title, [(key, value) for key, value in report.items() if not isinstance(value, list)])
 
 
@@ -691,13 +672,8 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
         "Pairs",
         ("n_states", "n_consensus", "n_agreement", "n_lessons", "n_answers", "n_pairs"),
         {
-            key: {
-                "n_lessons": 0,
-                "n_answers": 0,
-                **report,
-                "n_states": sum(report["outcomes"].values()),
-            }
-            for key, report in reports.items()
+            key: {"n_lessons": 0, "n_answers": 0, **r, "n_states": sum(r["outcomes"].values())}
+            for key, r in reports.items()
         },
         headings={
             "n_consensus": "teachers agree",
@@ -709,9 +685,9 @@ def show_pairs(reports: Report, *, is_last: bool = True) -> None:
     )
     say(f"States by outcome: {_counted(_added(reports, 'outcomes'))}.")
     say(f"Pairs by source: {_counted(_added(reports, 'pairs_by_source'))}.")
-    if n := sum(report.get("n_lessons") or 0 for report in reports.values()):
+    if n := _sum(reports, "n_lessons"):
         say(f"{n:,} lessons are no pairs: the agent may be right there too.")
-    if n := sum(report.get("n_rejected_in_review") or 0 for report in reports.values()):
+    if n := _sum(reports, "n_rejected_in_review"):
         say(f"{n:,} pairs were rejected in review.")
     from replay_pipeline.judge.precision import PrecisionEvidence
 
@@ -737,20 +713,17 @@ def show_normalize(reports: Report) -> None:
     next_step("`replay-pipeline publish` makes the dataset from the kept pairs")
 
 
-show_control = partial(_draw_facts, "Control")
-
-
 def show_publish(report: Report, *, title: str = "Published") -> None:
     """Show the results of a publication, and the result of each check that it passed."""
     checks = report.get("checks") or {}
     # `dataset` names the folder already.
     shown = {k: v for k, v in report.items() if k not in ("checks", "folder")}
-    _draw_facts(title, shown | checks)
+    draw_facts(title, shown | checks)
 
 
 def show_verify(report: Report) -> None:
     """Report damaged files, and the number of intact ones."""
-    _draw_facts("Looked at", {k: v for k, v in report.items() if k != "damaged"})
+    draw_facts("Looked at", {k: v for k, v in report.items() if k != "damaged"})
     for damage in report["damaged"]:
         out.print(f"{escape(damage['path'])}: {damage['why']}", soft_wrap=True)
     if report["damaged"]:

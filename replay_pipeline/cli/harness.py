@@ -1,12 +1,17 @@
 """The commands that record what clients put around a conversation."""
 
-from typing import Annotated
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replay_pipeline.cli.app import DataOption, JsonOption, SettingsOption, harness_app
 from replay_pipeline.cli.console import Report, escape, out, print_report
-from replay_pipeline.cli.shared import open_pipeline
+from replay_pipeline.cli.shared import load, open_pipeline
+
+if TYPE_CHECKING:
+    from replay_pipeline.ingesters.harness import Harness
 
 
 @harness_app.command("record")
@@ -42,11 +47,12 @@ def harness_record(
     Nothing of yours is read or changed: the client gets an empty home and folder, no key, and a server on
     this machine. It is stopped as soon as its request is there.
     """
-    from replay_pipeline.stages.views.harness import record_harness
+    from replay_pipeline.ingesters.harness import HarnessStore
+    from replay_pipeline.ingesters.harness.record import record
 
-    report = record_harness(
-        open_pipeline(settings, data), command, agent=agent, version=version, timeout_s=timeout_s
-    )
+    store = HarnessStore(load(settings, data).data_dir)
+    harness = record(command, agent=agent, version=version, timeout_s=timeout_s)
+    report = {**_summary(harness), "kept": str(store.keep(harness))}
     print_report(report, as_json=as_json, show=_show_recorded)
 
 
@@ -55,9 +61,46 @@ def harness_list(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
     """Report the recorded harnesses, and which one is used for the sessions of each client."""
-    from replay_pipeline.stages.views.harness import list_harnesses
+    from replay_pipeline.ingesters.harness import HarnessStore
 
-    print_report(list_harnesses(open_pipeline(settings, data)), as_json=as_json, show=_show_list)
+    project = open_pipeline(settings, data)
+    store = HarnessStore(project.root.path)
+    sessions: Counter[tuple[str, str, str]] = Counter()
+    for batch in project.root.batches("sessions"):
+        table = project.root.read("sessions", batch, columns=["agent", "versions", "entrypoint"])
+        for row in table.to_pylist():
+            version = (row["versions"] or [""])[-1]
+            sessions[row["agent"] or "", version, row["entrypoint"] or ""] += 1
+    clients = []
+    for (agent, version, entrypoint), n_sessions in sorted(sessions.items()):
+        found = store.find(agent, version or None, entrypoint or None)
+        is_on = project.settings.ingest.harness == "auto"
+        shown = "neutral" if found is None or not is_on else found.note or found.harness.version
+        clients.append(
+            {
+                "agent": agent,
+                "version": version,
+                "entrypoint": entrypoint,
+                "sessions": n_sessions,
+                "harness": shown,
+            }
+        )
+    report = {"harnesses": [_summary(harness) for harness in store], "clients": clients}
+    print_report(report, as_json=as_json, show=_show_list)
+
+
+def _summary(harness: "Harness") -> dict[str, Any]:
+    return {
+        "agent": harness.agent,
+        "version": harness.version,
+        "entrypoint": harness.entrypoint,
+        "sha": harness.sha,
+        "system_chars": sum(map(len, harness.system)),
+        "tools": len(harness.tools),
+        "tool_chars": len(json.dumps(harness.tools)),
+        "reminders": len(harness.before) + len(harness.after),
+        "slots": harness.slots(),
+    }
 
 
 def _show_recorded(report: Report) -> None:

@@ -1,5 +1,6 @@
 """The commands that ask teachers or estimate the cost."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,13 +19,13 @@ from replay_pipeline.cli.app import (
 )
 from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import (
+    draw_facts,
     escape,
     open_words,
     out,
     print_report,
     say,
     show_compare,
-    show_control,
     show_estimate,
     show_price,
     show_replay,
@@ -109,7 +110,7 @@ def control(
         work = open_pipeline(settings, data, on_progress=on_progress)
         chosen(work, None)
         report = control_run(work, max_total_usd=max_total_usd, n_states=states).report
-    print_report(report, as_json=as_json, show=show_control)
+    print_report(report, as_json=as_json, show=partial(draw_facts, "Control"))
 
 
 @app.command()

@@ -16,7 +16,6 @@ from replay_pipeline.ingesters.harness.record import record
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.shown import shown_below
-from replay_pipeline.stages.views.harness import record_harness
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.replay_pipeline.ingesters.logs import Log
 
@@ -199,7 +198,7 @@ def test_recording_makes_replay_stale_and_the_setting_does_not(tmp_path, project
     (batch,) = project.root.batches("states")
     before = shown_below(project.settings)
     assert before["ingest.harness"] is None
-    record_harness(project, [client(tmp_path), "messages", "hello"])
+    HarnessStore(project.root.path).keep(record([client(tmp_path), "messages", "hello"]))
     now = Pipeline(project.settings)
     (told,) = shown_below(project.settings)["ingest.harness"]
     assert told.startswith(f"claude_code {VERSION} ")
