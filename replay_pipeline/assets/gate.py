@@ -28,11 +28,7 @@ _POLICY_VIOLATION = 1008
 class Gate:
     """Dagster's web application behind the gate.
 
-    Args:
-        app: the application.
-        port: port on loopback.
-        token: token that a browser must send once in the address. Then the browser has it as a
-            cookie.
+    A browser must send the token once in the address. Then it has it as a cookie.
     """
 
     def __init__(self, app: ASGIApp, *, port: int, token: str) -> None:

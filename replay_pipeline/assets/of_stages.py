@@ -101,10 +101,6 @@ def asset_of(stage: Stage, *, code_version: str | None = None) -> dg.AssetsDefin
     """Return the asset of a stage, with one partition per trace batch if it works batch by batch.
 
     A backfill of many batches is one run. Each batch is reported when it finishes.
-
-    Args:
-        stage: the stage.
-        code_version: digest of the code and the settings that decide its output.
     """
     told_more = {"replay": ask_in_run, "train": train_in_run}
     run = told_more.get(stage.name) or (_by_batch(stage) if stage.is_by_batch else _whole(stage))

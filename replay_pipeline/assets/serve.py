@@ -57,9 +57,7 @@ PLACE = "/look/"
 class WithPage:
     """Dagster's web application with an added page at its root.
 
-    Args:
-        app: the application.
-        folder: folder of the page. It may appear, change, and disappear while it is served.
+    The folder of the page may appear, change, and disappear while it is served.
     """
 
     def __init__(self, app: ASGIApp, folder: Path) -> None:

@@ -12,8 +12,7 @@ N_BANDS = 16
 class Memory(ABC):
     """An operator's memory of the rows that passed it.
 
-    Args:
-        earlier: the memory of earlier batches. It counts too, and doesn't change.
+    The memory of earlier batches counts too, and doesn't change.
     """
 
     def __init__(self, earlier: Self | None = None) -> None:

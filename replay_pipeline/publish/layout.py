@@ -299,10 +299,7 @@ def _texts_of(part: pa.Table) -> list[dict[str, Any] | None]:
 def pair_rows(kept: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
     """Return rows of the config `pairs`, from a table `normalized_pairs`.
 
-    Args:
-        kept: the table, with its prompts.
-        batch: key of the batch of these rows.
-        keep: stores each client's own system text and tools in a separate file.
+    `keep` stores each client's own system text and tools in a separate file.
     """
     sides = {
         side: _each(kept, f"{side}_messages_json", published_messages)
@@ -323,13 +320,7 @@ def by_config(positives: pa.Table) -> Iterator[tuple[str, pa.Table]]:
 
 
 def positive_rows(positives: pa.Table, batch: str, keep: Keep | None = None) -> pa.Table:
-    """Return the rows of the config `positives`: lessons, which are states with the action that teachers agree on.
-
-    Args:
-        positives: a table `positives`, with its prompts.
-        batch: key of the batch of these rows.
-        keep: stores each client's own system text and tools in a separate file.
-    """
+    """Return the rows of the config `positives`: lessons, which are states with the action that teachers agree on."""
     actions = _each(positives, "action_json", lambda text: published_messages(f"[{text}]"))
     completions = [
         action or [message_of({"role": "assistant", "content": text})]

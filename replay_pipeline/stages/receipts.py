@@ -85,11 +85,7 @@ def hash_texts(parts: Iterable[str]) -> str:
 
 
 class Receipts:
-    """The receipts under one data root.
-
-    Args:
-        root: the data root.
-    """
+    """The receipts under one data root."""
 
     def __init__(self, root: Place) -> None:
         self._root = root / "receipts"
@@ -169,11 +165,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def shares_near(found: Iterable[Mapping[str, Any] | None]) -> dict[str, tuple[int, float]]:
-    """Return how many states with a recorded usage each client has, and of how many the prefix is within 10 % of it.
-
-    Args:
-        found: what `shares_by_client` tells of some batches.
-    """
+    """Return how many states with a recorded usage each client has, and of how many the prefix is within 10 % of it."""
     sums: dict[str, tuple[int, float]] = {}
     for client, row in (item for each in found for item in (each or {}).items()):
         n, n_near = sums.get(client, (0, 0.0))

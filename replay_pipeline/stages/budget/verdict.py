@@ -496,9 +496,6 @@ def told_of(found: Sequence[tuple[str, Scored]]) -> tuple[Verdict, list[str]]:
 
     Such a kind is one at which the model is surely worse than it may be. If it could do the rest, and that is half of
     the work or more, the verdict is on the rest.
-
-    Args:
-        found: the kind of each decision, and what was judged.
     """
     kinds = dict(_by_kind(found))
     kept = [

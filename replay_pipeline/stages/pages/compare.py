@@ -93,14 +93,7 @@ class Comparison:
         states: Sequence[Row],
         answers: Mapping[str, Sequence[TeacherAction]],
     ) -> dict[str, list[dict[str, Any]]]:
-        """Add a session. Returns by state what the page shows about each answer.
-
-        Args:
-            facts: the session's facts for its line in the list.
-            turns: its rows of `turns`.
-            states: its rows of `states`.
-            answers: the answers by state.
-        """
+        """Add a session. Returns by state what the page shows about each answer."""
         by_turn = {turn["turn_idx"]: turn for turn in turns}
         shown: dict[str, list[dict[str, Any]]] = {}
         for state in states:
@@ -139,8 +132,7 @@ class Comparison:
     def figures(self, accuracy: Mapping[str, float] | None = None) -> dict[str, Any] | None:
         """Return the comparison, with the most similar model first; `None` without answers.
 
-        Args:
-            accuracy: how often each family of models is right, estimated from the votes.
+        `accuracy` is how often each family of models is right, estimated from the votes.
         """
         names = sorted({name for name, _, _ in self._tallies})
         if not names:

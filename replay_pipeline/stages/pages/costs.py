@@ -46,11 +46,7 @@ def list_price_usd(
 ) -> float | None:
     """Return the list price of these tokens, or `None` if the model has no list price.
 
-    Args:
-        model: name of the model in the log.
-        tokens: counts by the names of `TOKENS`.
-        of_prompt: multiple of the price of what was sent.
-        of_answer: multiple of the price of what was written.
+    `tokens` are counts by the names of `TOKENS`. What was sent and what was written may cost a multiple.
     """
     if (price := _prices()["models"].get(_name_of(model))) is None:
         return None

@@ -55,11 +55,7 @@ _PACKED_FROM = 20_000
 
 
 class PageFiles:
-    """Writes the data of a page, each under its own name.
-
-    Args:
-        folder: the page's folder.
-    """
+    """Writes the data of a page, each under its own name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -84,10 +84,7 @@ class SessionTotals:
     def add(self, session: Row, turns: Sequence[Row], states: Sequence[Row]) -> Facts:
         """Add a session, and return the facts for its line in the list.
 
-        Args:
-            session: its row of `sessions`.
-            turns: its rows of `turns`, without logged requests.
-            states: its rows of `states`.
+        `turns` come without logged requests.
         """
         facts = _facts_of_session(session, turns, states)
         facts["project"] = self._project_of(turns)
@@ -246,9 +243,6 @@ def _dearest(sessions: Iterable[Facts]) -> list[tuple[str, float]]:
 
 def results_by_model(sessions: Iterable[Facts]) -> list[dict[str, Any]]:
     """Return what conversations with a known result cost by the model that wrote them, the cheapest success first.
-
-    Args:
-        sessions: the facts of all sessions, subagents among them.
 
     Returns:
         By model: `n` conversations with a result, `n_resolved`, their cost with subagents as `usd`, and

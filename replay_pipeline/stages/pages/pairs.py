@@ -130,14 +130,8 @@ def portion(
 ) -> dict[str, Any]:
     """Return the pairs of some batches, and their states without a pair.
 
-    Args:
-        title: a heading for these pairs.
-        pairs: pairs with their prompts.
-        outcomes: rows of the table `outcomes`.
-        chances: the probability with which each pair was chosen, if not all are shown. Exported
-            marks contain it.
-        marks: earlier marks. The page's export contains them too.
-        results: rows of the table `outcomes` by state, with the results of actions.
+    If not all pairs are shown, `chances` has the probability with which each was chosen. Exported
+    marks contain it, and earlier `marks`. `results` are rows of the table `outcomes`, by state.
     """
     found = results or {}
     items = [pair_item(pair, found.get(pair["state_id"], {})) for pair in pairs]
@@ -210,9 +204,7 @@ def _state_item(row: Mapping[str, Any]) -> dict[str, Any]:
 def in_portions(sizes: Sequence[tuple[str, int]], limit: int) -> Iterator[list[str]]:
     """Yield batches that are shown together, the newest first. A batch is never split.
 
-    Args:
-        sizes: the batches in order, with their numbers of pairs.
-        limit: the most pairs in a portion, unless a single batch has more.
+    A portion has at most `limit` pairs, unless a single batch has more.
     """
     batches: list[str] = []
     n_pairs = 0

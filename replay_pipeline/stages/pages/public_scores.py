@@ -35,12 +35,7 @@ def compared(one: float, other: float) -> int:
 
 
 def words_of_scores(agent: str, teachers: Mapping[str, str]) -> list[str]:
-    """Describe which teachers are weaker or stronger than the agent by public scores.
-
-    Args:
-        agent: the model that wrote the sessions.
-        teachers: models by teacher.
-    """
+    """Describe which teachers are weaker or stronger than the agent by public scores."""
     table, own = public_scores(), score_of(agent)
     if own is None:
         return [

@@ -46,9 +46,7 @@ def native_sides(pair: DPOPair) -> tuple[Message | None, Message | None]:
 def over_lines(action: Message | None, text: str = "") -> str:
     """Format an action over several lines: one argument per line, and long texts with their line breaks.
 
-    Args:
-        action: The assistant message.
-        text: Canonical text, used if there is no message.
+    Without a message, the canonical `text` is returned.
     """
     if action is None:
         return text
@@ -138,9 +136,7 @@ class Difference(NamedTuple):
 def differ(rejected: tuple[Message | None, str], chosen: tuple[Message | None, str]) -> Difference:
     """Return the first difference between two sides. Long lines are cut around it.
 
-    Args:
-        rejected: the action, and its text in case there is no action.
-        chosen: the same of the other side.
+    Each side is an action, and its text in case there is no action.
     """
     heads = [headline_of(*side) for side in (rejected, chosen)]
     is_same = heads[0] == heads[1]

@@ -85,10 +85,8 @@ def training_shown(
 ) -> dict[str, Any]:
     """Return a training as the page shows it.
 
-    Args:
-        report: what the trainer reported.
-        evaluation: what it measured before and after, by state.
-        inspected: some pairs as the trainer saw them, from `inspected.json`.
+    `evaluation` was measured before and after, by state; `inspected` are some pairs as the trainer saw
+    them.
     """
     return {
         "seen": [

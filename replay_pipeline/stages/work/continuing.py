@@ -64,13 +64,7 @@ def continued(
 ) -> WentOn:
     """Return the steps behind the votes.
 
-    Args:
-        states: those of the votes.
-        votes: the teachers' answers.
-        carried_out: carries out their actions.
-        ask: asks teachers.
-        n_steps: so many steps at most behind each vote.
-        max_usd: ceiling of what is paid now.
+    Each vote has at most `n_steps` behind it, and `max_usd` is the ceiling of what is paid now.
     """
     acting: dict[str, list[TeacherAction]] = defaultdict(list)
     for vote in filter(_acts, votes):

@@ -47,12 +47,7 @@ _SHOWN_BEFORE = "File unchanged since last read"
 
 
 class LoggedLooks:
-    """Answers looks at the states of some batches. Their logs are read when the first one is asked for.
-
-    Args:
-        project: the data root.
-        batches: the batches of the states.
-    """
+    """Answers looks at the states of some batches. Their logs are read when the first one is asked for."""
 
     def __init__(self, project: Project, batches: Iterable[str]) -> None:
         self._project = project

@@ -81,10 +81,7 @@ def masked_answers(
 ) -> list[TeacherAction]:
     """Return the answers without secrets: known ones, and those behind the placeholders of a batch.
 
-    Args:
-        answers: what teachers answered at its states.
-        prompts: the columns of texts that its prompts are made of.
-        salt: that with which the batch was redacted.
+    `prompts` are the columns of texts that their prompts are made of, redacted with `salt`.
     """
     columns = (column for table in prompts for column in table.columns)
     shown = (text for column in columns for text in column.to_pylist() if text)
