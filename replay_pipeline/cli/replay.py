@@ -179,7 +179,7 @@ def verdict(
                 cohort=cohort,
                 n_decisions=size,
                 instructions=instructions.read() if instructions else None,
-                tell=None if as_json else _say_known,
+                tell=(lambda _: None) if as_json else _say_known,
             ).report
     show = show_compare if model is None else show_price if only_estimate else show_verdict
     print_report(found, as_json=as_json, show=show)

@@ -42,13 +42,13 @@ def make_pairs(task: Task) -> Report:
     marks, chances = checked_pairs(project.settings)
     table = task.read("teacher_actions")
     answers = teacher_actions_from_table(table)
-    tried = try_batch(project, task.batch, answers)
+    trials, counts = try_batch(project, task.batch, answers)
     report = extract_pairs(
         project.states([task.batch]),
         answers,
         options.agreement_threshold,
-        trials=tried.trials,
-        verdicts=verdicts_of(tried.trials, project.states([task.batch]), answers),
+        trials=trials,
+        verdicts=verdicts_of(trials, project.states([task.batch]), answers),
         level=options.level,
         include_natural=options.include_natural,
         count_own_family=options.count_own_family,
@@ -63,7 +63,7 @@ def make_pairs(task: Task) -> Report:
     seen = {pair.get("pair_id", "") for pair in (*report.pairs, *report.refuted)}
     return {
         **report.to_json(),
-        **({"tried": tried.counts} if tried.counts else {}),
+        **({"tried": counts} if counts else {}),
         # A pair that was refuted is in no table: what was said of it would be lost with the next file.
         "marks": {key: [mark, chances.get(key, 1.0)] for key, mark in marks.items() if key in seen},
         "n_rejected_in_review": len(report.refuted),

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -117,6 +118,15 @@ class Receipts:
         with written_whole(self.path(receipt.stage, receipt.batch)) as file:
             file.write(json.dumps(stored, indent=1, sort_keys=True).encode())
         return receipt
+
+    def note(
+        self, stage: str, batch: str, report: dict[str, Any], *, started: float | None = None
+    ) -> Receipt:
+        """Write the receipt of work outside the chain. `started` is what `perf_counter` was."""
+        seconds = 0.0 if started is None else round(time.perf_counter() - started, 3)
+        return self.write(
+            Receipt(stage=stage, batch=batch, version=1, report=report, seconds=seconds)
+        )
 
     def all(self, *, since: str = "", stage: str | None = None) -> Iterator[Receipt]:
         """Yield every receipt (of `stage`). Those written before the time `since` are marked as reused."""

@@ -253,12 +253,4 @@ def control_run(project: Project, *, max_total_usd: float, n_states: int = 50) -
             looks_share=ANY_SHARE,
             **accounts(project),
         )
-    return project.receipts.write(
-        Receipt(
-            stage="control",
-            batch="all",
-            version=1,
-            report=report.to_json(),
-            seconds=round(time.perf_counter() - started, 3),
-        )
-    )
+    return project.receipts.note("control", "all", report.to_json(), started=started)

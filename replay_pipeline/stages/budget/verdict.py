@@ -72,7 +72,7 @@ _INSTRUCTIONS = re.compile(
 
 
 class _Place(NamedTuple):
-    """A decision of the sessions: its number among all states, and what it belongs to."""
+    """A decision of the sessions: its number among all states, what it belongs to, and its run."""
 
     number: int
     batch: str
@@ -81,8 +81,7 @@ class _Place(NamedTuple):
     turn_idx: int
     model: str
     kind: str
-    run: str = ""
-    """The run of consecutive decisions that it is drawn with."""
+    run: str
 
 
 @dataclass(slots=True)
@@ -107,7 +106,7 @@ def verdict_run(
     cohort: str = "default",
     n_decisions: int = USUAL,
     instructions: str | None = None,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Receipt:
     """Judge whether a model could have done the work of the one that wrote the sessions.
 
@@ -131,9 +130,7 @@ def verdict_run(
     """
     started = time.perf_counter()
     agent, drawn, rest = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
-    if tell is not None:
-        for words in _prior_words(project, model, agent):
-            tell(words)
+    _tell_scores(project, model, agent, tell)
     tally, again, asked, portion = _Asked(), _Asked(), list[_Place](), list[_Place]()
     n_asked, ended = 0, "all decisions were asked"
     with project.teachers(project.root.batches("states")) as teachers:
@@ -192,15 +189,8 @@ def verdict_run(
     }
     # A page shows the sentence alone.
     report["words"] = ("Made-up answers: " if report["is_play"] else "") + words_of(report)
-    return project.receipts.write(
-        Receipt(
-            stage="verdict",
-            batch=_name(cohort, candidate.model + (instructions or "")),
-            version=1,
-            report=report,
-            seconds=round(time.perf_counter() - started, 3),
-        )
-    )
+    name = _name(cohort, candidate.model + (instructions or ""))
+    return project.receipts.note("verdict", name, report, started=started)
 
 
 def _name(cohort: str, model: str = "") -> str:
@@ -252,10 +242,7 @@ def cohort_of(
 def _keep(project: Project, cohort: str, agent: str, runs: Sequence[Sequence[_Place]]) -> list[str]:
     """Keep which decisions a cohort has, and return them."""
     states = [place.state_id for run in runs for place in run]
-    report = {"than": agent, "states": states}
-    project.receipts.write(
-        Receipt(stage="verdict", batch=_name(cohort), version=1, report=report, seconds=0.0)
-    )
+    project.receipts.note("verdict", _name(cohort), {"than": agent, "states": states})
     return states
 
 
@@ -434,9 +421,8 @@ def _ask_and_judge(
     trials: Trials = {}
     for batch in {place.batch for place in apart}:
         named = {place.state_id for place in apart if place.batch == batch}
-        trials |= try_batch(
-            project, batch, [each for each in answers.values() if each.state_id in named]
-        ).trials
+        theirs = [each for each in answers.values() if each.state_id in named]
+        trials |= try_batch(project, batch, theirs)[0]
     for state_id, (place, state, action, agent) in read.items():
         rows = [answers.get((state_id, teacher.name)) for teacher in panel]
         voted = [_read(row, state) for row in rows if row is not None]
@@ -586,10 +572,11 @@ def _joined(names: Sequence[str]) -> str:
     return " and ".join(", ".join(names).rsplit(", ", 1))
 
 
-def _prior_words(project: Project, model: str, agent: str) -> list[str]:
-    """Return what public scores say of a model before anybody is asked, without a network."""
+def _tell_scores(project: Project, model: str, agent: str, tell: Callable[[str], object]) -> None:
+    """Tell what public scores say of a model before anybody is asked, without a network."""
     named = {each.name: each.model for each in project.settings.replay.teachers}
-    return words_of_scores(agent, {model: named.get(model, model)})
+    for words in words_of_scores(agent, {model: named.get(model, model)}):
+        tell(words)
 
 
 def verdict_estimate(
@@ -599,15 +586,11 @@ def verdict_estimate(
     than: str | None,
     cohort: str,
     n_decisions: int,
-    tell: Callable[[str], None],
+    tell: Callable[[str], object],
 ) -> dict[str, Any]:
-    """Return what a verdict would cost: at most, and where the panel is asked as often as in the verdicts before.
-
-    `tell` is given what is known for free.
-    """
+    """Return what a verdict would cost: at most, and where the panel is asked as often as in the verdicts before."""
     agent, drawn, _ = cohort_of(project, than=than, cohort=cohort, n_decisions=n_decisions)
-    for words in _prior_words(project, model, agent):
-        tell(words)
+    _tell_scores(project, model, agent, tell)
     n, n_apart = _ASSUMED_APART
     for receipt in project.receipts.all(stage="verdict"):
         n += receipt.report.get("n_judged", 0)

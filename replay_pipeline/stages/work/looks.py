@@ -86,7 +86,7 @@ class LoggedLooks:
         at = self._position(state)
         if at is None:
             return None
-        names = names_of(state.get("cwd"), at.step.cwd)
+        names, hide = self._hiding(state, at)
         arguments = restored(call.values(), names)
         if is_hidden(arguments):
             return None
@@ -94,9 +94,13 @@ class LoggedLooks:
         found = self._seen(at, real) or look_at(at, call.name, arguments, self._sandbox)
         if found is None:
             return None
-        shown = placeholders_in([json.dumps(state["messages"])])
-        hide = Hidden(self._redactor, names, at.step.cwd, shown)
         return replace(found, text=hide(found.text))
+
+    def _hiding(self, state: TraceState, at: LookPlace) -> tuple[dict[str, str], Hidden]:
+        """Return the real names of folders, and what hides them again."""
+        names = names_of(state.get("cwd"), at.step.cwd)
+        shown = placeholders_in([json.dumps(state["messages"])])
+        return names, Hidden(self._redactor, names, at.step.cwd, shown)
 
     def carried_out(self, state: TraceState, steps: Sequence[Message]) -> list[LookAnswer] | None:
         """Return what the calls of the last of some steps show, the first of which is taken at a state.
@@ -107,7 +111,7 @@ class LoggedLooks:
             at = self._position(state)
             if at is None:
                 return None
-            names = names_of(state.get("cwd"), at.step.cwd)
+            names, hide = self._hiding(state, at)
             calls = [
                 c for step in steps for c in canonical_action(step, cwd=state.get("cwd")).calls
             ]
@@ -119,9 +123,6 @@ class LoggedLooks:
             shown = self._judge.answers(StatePlace(at.history, at.step), run)
             if shown is None:
                 return None
-            hide = Hidden(
-                self._redactor, names, at.step.cwd, placeholders_in([json.dumps(state["messages"])])
-            )
             texts = iter(shown)
             answers = [
                 LookAnswer(text=text, source="fixed")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.ingesters import read_manifest
@@ -35,13 +35,6 @@ _PLACEHOLDER = re.compile(r"<[A-Z]+:[\w-]+:[0-9a-f]+>")
 
 Trials = dict[str, dict[str, Trial]]
 """The results of tried actions, by state and rendered action."""
-
-
-class TriedStates(NamedTuple):
-    """The results of trying actions."""
-
-    trials: Trials
-    counts: dict[str, int]
 
 
 def sandbox_of(options: WorkspaceSettings) -> Sandbox:
@@ -69,16 +62,18 @@ def judge_of(options: WorkspaceSettings, *, kept: Path | None = None) -> Judge:
     return Judge(options.execute, sandbox=sandbox, kept=kept, checks=options.checks)
 
 
-def try_batch(project: Project, batch: str, answers: Sequence[TeacherAction]) -> TriedStates:
-    """Try the actions at a batch's states, as far as the settings allow."""
+def try_batch(
+    project: Project, batch: str, answers: Sequence[TeacherAction]
+) -> tuple[Trials, dict[str, int]]:
+    """Try the actions at a batch's states, as far as the settings allow, and return results and counts."""
     settings, options = project.settings, project.settings.workspaces
     if options.execute == "off":
-        return TriedStates({}, {})
+        return {}, {}
     manifest = read_manifest(batch, project.root.path)
     sources = [source.path for source in manifest.slices if source.path.is_file()]
     if not sources:
         logger.warning("%s: its logs are gone, so none of its actions is executed", batch)
-        return TriedStates({}, {"n_states": 0})
+        return {}, {"n_states": 0}
     return try_actions(
         Workspaces(settings, sources=sources),
         judge_of(options, kept=settings.local_dir() / "runs.sqlite"),
@@ -95,7 +90,7 @@ def try_actions(
     answers: Sequence[TeacherAction],
     *,
     redactor: Redactor | None = None,
-) -> TriedStates:
+) -> tuple[Trials, dict[str, int]]:
     """Try the agent's action and every teacher's at each state that has answers.
 
     Returns the results and counts: `n_states` found in the logs, `n_tried` actions, `n_would_fail`
@@ -143,7 +138,7 @@ def try_actions(
                     counts["n_checked"] += trial.check is not None
                     counts["n_fixed"] += trial.check == "fixed"
     counts["n_run"] = judge.n_run
-    return TriedStates(trials, dict(counts))
+    return trials, dict(counts)
 
 
 class Hidden:
