@@ -99,28 +99,25 @@ def nightly_replay(
     context.log.info("%d of %d missing batches are planned", len(planned), len(missing))
     tick = context.scheduled_execution_time
     night = f"{tick.astimezone(ZoneInfo(work.settings.night.time_zone)):%Y-%m-%d}"
-    requests = []
-    for first, last in ranges:
-        requests.append(
-            dg.RunRequest(
-                run_key=f"{tick.isoformat()}:{first}",
-                tags={RANGE_START: first, RANGE_END: last},
-                run_config=dg.RunConfig(ops={"teacher_actions": {"config": {"night": night}}}),
-            )
+    return [
+        dg.RunRequest(
+            run_key=f"{tick.isoformat()}:{first}",
+            tags={RANGE_START: first, RANGE_END: last},
+            run_config=dg.RunConfig(ops={"teacher_actions": {"config": {"night": night}}}),
         )
-    return requests
+        for first, last in ranges
+    ]
 
 
-def nightly_schedules(night: NightSettings) -> list[dg.ScheduleDefinition]:
+def nightly_schedule(night: NightSettings) -> dg.ScheduleDefinition:
     """Schedule the nightly replay. Its publication and its summary follow by themselves."""
     hour, minute = map(int, night.replays_at.split(":"))
-    replay = dg.schedule(
+    return dg.schedule(
         job=JOBS["replay_batches"],
         cron_schedule=f"{minute} {hour} * * *",
         execution_timezone=night.time_zone,
         description="Replays the batches that are not yet normalized, within the nightly budget.",
-    )
-    return [replay(nightly_replay)]
+    )(nightly_replay)
 
 
 _FOLLOWS = ("publish", "summarize_night")

@@ -80,13 +80,12 @@ def as_result(verdict: AuditResult) -> dg.AssetCheckResult:
 
 def all_checks(stages: Sequence[Stage]) -> list[dg.AssetChecksDefinition]:
     """Return every check of these stages, asset by asset. Nothing is downstream of the model, so none of its checks blocks."""
-    found = []
-    for stage in stages:
-        if stage.is_by_batch:
-            found += [
-                check(stage.asset, c.name, of_batches(c.look), asks=c.look, blocking=c.is_blocking)
-                for c in stage.checks()
-            ]
+    found = [
+        check(stage.asset, c.name, of_batches(c.look), asks=c.look, blocking=c.is_blocking)
+        for stage in stages
+        if stage.is_by_batch
+        for c in stage.checks()
+    ]
     found += [
         check("published_dataset", name, of_dataset(look), asks=look, blocking=True)
         for name, look in dataset.BLOCKING.items()

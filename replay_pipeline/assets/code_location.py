@@ -40,15 +40,8 @@ def define(pipeline: PipelineResource) -> dg.Definitions:
         assets=[claude_code_sessions, *assets, night_summary, verdicts.verdicts],
         asset_checks=checks.all_checks(chain.STAGES),
         jobs=[*automation.JOBS.values(), verdicts.verdict_job],
-        schedules=[
-            *automation.nightly_schedules(work.settings.night),
-            verdicts.monthly_verdicts,
-        ],
-        sensors=[
-            automation.new_sessions,
-            automation.night_goes_on,
-            automation.notify_failures,
-        ],
+        schedules=[automation.nightly_schedule(work.settings.night), verdicts.monthly_verdicts],
+        sensors=[automation.new_sessions, automation.night_goes_on, automation.notify_failures],
         resources={"pipeline": pipeline},
         executor=dg.in_process_executor,
     )
@@ -64,15 +57,7 @@ def _asset(stage: Stage, work: Pipeline) -> dg.AssetsDefinition:
     return asset_of(stage, code_version=declares.code_version)
 
 
-JOBS = ("replay_batches", "publish_and_train")
-"""The jobs, in the order of running: those by batch, then those on all batches."""
-
-
-def run_jobs(
-    pipeline: Pipeline,
-    *,
-    on_progress: OnProgress | None = None,
-) -> None:
+def run_jobs(pipeline: Pipeline, *, on_progress: OnProgress | None = None) -> None:
     """Take every batch through all assets, in this process, recorded in the data root's Dagster.
 
     Raises:
@@ -80,10 +65,10 @@ def run_jobs(
     """
     batches = pipeline.batches()
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-    jobs: list[tuple[str, dict[str, str]]] = [
-        (JOBS[0], {RANGE_START: batches[0], RANGE_END: batches[-1]}),
-        (JOBS[1], {}),
-    ]
+    jobs = {
+        "replay_batches": {RANGE_START: batches[0], RANGE_END: batches[-1]},
+        "publish_and_train": {},
+    }
     bar = console_progress.set(on_progress)
     settings = own_settings.set(pipeline.settings)
     try:
@@ -91,7 +76,7 @@ def run_jobs(
         defs = define(PipelineResource())
         with open_instance(pipeline) as instance:
             instance.add_dynamic_partitions(trace_batch.name or "", batches)
-            for name, tags in jobs:
+            for name, tags in jobs.items():
                 defs.resolve_job_def(name).execute_in_process(
                     instance=instance, tags=tags, run_config=quiet
                 )

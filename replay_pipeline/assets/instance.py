@@ -64,21 +64,17 @@ def prepare_home(local_dir: Path) -> Path:
     workspace_yaml = _WORKSPACE_YAML.format(home=json.dumps(str(home)))
     for name, text in (("dagster.yaml", instance_yaml), ("workspace.yaml", workspace_yaml)):
         path, whole = home / name, f"{_HEADER}\n{text}".encode()
-        if not path.exists() or _is_outdated(path.read_bytes(), whole):
+        found = path.read_bytes() if path.exists() else _HEADER.encode()
+        if found.startswith(_HEADER.encode()) and found != whole:
             with written_whole(path) as file:
                 file.write(whole)
-    if has_dagster_database() and DAGSTER_DATABASE not in (home / "dagster.yaml").read_text(
-        "utf-8"
-    ):
+    written = (home / "dagster.yaml").read_text("utf-8")
+    if has_dagster_database() and DAGSTER_DATABASE not in written:
         raise ConfigError(
             f"{home / 'dagster.yaml'} was changed and does not use {DAGSTER_DATABASE}: put "
             f"`storage: {{postgres: {{postgres_url: {{env: {DAGSTER_DATABASE}}}}}}}` there, or unset it"
         )
     return home
-
-
-def _is_outdated(found: bytes, whole: bytes) -> bool:
-    return found.startswith(_HEADER.encode()) and found != whole
 
 
 @contextmanager

@@ -99,11 +99,19 @@ def night_summary(
     since = _last_time(context)
     failures = failed_runs(context.instance, since=since, secrets=work.settings.secrets())
     night = night_of(work, since=since, failures=failures)
+    counted = {key: value for key, value in night.items() if isinstance(value, int | float)}
     if work.settings.notify.is_nightly:
-        notify(work.settings.notify, "night", night_words(night), _plain(night))
-    return dg.MaterializeResult(
-        metadata={k: metadata_value(v) for k, v in night_facts(night).items()}
-    )
+        notify(work.settings.notify, "night", night_words(night), counted)
+    rows = [{"figure": key.replace("_", " "), "this night": n} for key, n in counted.items()]
+    facts = {
+        **counted,
+        "night": markdown_table(rows),
+        "words": night_words(night),
+        "dropped_pairs_by_operator": bars(night["dropped"]),
+        "failed_calls_by_reason": bars(night["errors"]),
+        "failures": markdown_table(night["failures"]),
+    }
+    return dg.MaterializeResult(metadata={k: metadata_value(v) for k, v in facts.items()})
 
 
 def _last_time(context: dg.AssetExecutionContext) -> datetime:
@@ -112,23 +120,3 @@ def _last_time(context: dg.AssetExecutionContext) -> datetime:
     return (
         datetime.now(UTC) - _A_DAY if last is None else datetime.fromtimestamp(last.timestamp, UTC)
     )
-
-
-def _plain(night: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in night.items() if isinstance(value, int | float | str)}
-
-
-def night_facts(night: dict[str, Any]) -> dict[str, Any]:
-    """Return the night as a table, followed by the dropped rows and the failures."""
-    counted = {key: value for key, value in night.items() if isinstance(value, int | float)}
-    rows = [
-        {"figure": key.replace("_", " "), "this night": value} for key, value in counted.items()
-    ]
-    return {
-        **counted,
-        "night": markdown_table(rows),
-        "words": night_words(night),
-        "dropped_pairs_by_operator": bars(night["dropped"]),
-        "failed_calls_by_reason": bars(night["errors"]),
-        "failures": markdown_table(night["failures"]),
-    }

@@ -27,6 +27,7 @@ from replay_pipeline.stages import engine
 from replay_pipeline.stages.chain import stage_named, upstream
 from replay_pipeline.stages.stage import Stage
 from replay_pipeline.stages.work.trainer_process import run_trainer
+from replay_pipeline.storage.schemas import TABLES, describe
 from replay_pipeline.types import Progress
 
 
@@ -103,7 +104,7 @@ def asset_of(stage: Stage, *, code_version: str | None = None) -> dg.AssetsDefin
     A backfill of many batches is one run. Each batch is reported when it finishes.
     """
     told_more = {"replay": ask_in_run, "train": train_in_run}
-    run = told_more.get(stage.name) or (_by_batch(stage) if stage.is_by_batch else _whole(stage))
+    run = told_more.get(stage.name) or _run_of(stage)
     columns = _columns(stage)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # what a backfill of many batches is
@@ -127,24 +128,20 @@ def asset_of(stage: Stage, *, code_version: str | None = None) -> dg.AssetsDefin
         )(run)
 
 
-def _by_batch(stage: Stage) -> Any:
-    def run(
+def _run_of(stage: Stage) -> Any:
+    def by_batch(
         context: dg.AssetExecutionContext, pipeline: PipelineResource
     ) -> Iterator[dg.MaterializeResult]:
         work = pipeline.open()
         yield from each_batch(context, work, stage, partial(engine.do, stage, work))
 
-    return run
-
-
-def _whole(stage: Stage) -> Any:
-    def run(pipeline: PipelineResource) -> dg.MaterializeResult:
+    def whole(pipeline: PipelineResource) -> dg.MaterializeResult:
         with tried_again():
             work = pipeline.open()
             receipt = engine.do(stage, work)
         return whole_result(work, stage, receipt)
 
-    return run
+    return by_batch if stage.is_by_batch else whole
 
 
 def _deps(stage: Stage) -> list[Any]:
@@ -161,10 +158,7 @@ def _deps(stage: Stage) -> list[Any]:
 
 def _columns(stage: Stage) -> dg.TableSchema | None:
     if stage.asset == "published_dataset":
-        return dg.TableSchema(
-            columns=[
-                dg.TableColumn(field.name, str(field.type), description=column_words(field.name))
-                for field in layout.PAIRS
-            ]
-        )
-    return column_schema(stage.writes[0]) if stage.writes else None
+        return column_schema(layout.PAIRS, column_words)
+    if not stage.writes:
+        return None
+    return column_schema(TABLES[stage.writes[0]], partial(describe, stage.writes[0]))

@@ -10,13 +10,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 
 from replay_pipeline.errors import StorageError
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.stage import Stage
 from replay_pipeline.stages.work.markdown import Location, Markdown
-from replay_pipeline.storage.schemas import TABLES, describe
 
 for _category in (dg.BetaWarning, dg.PreviewWarning):
     warnings.filterwarnings("ignore", category=_category)
@@ -35,12 +35,12 @@ IN_EVERY_RUN = {"run": "every"}
 """Tag of the assets that a run includes by default."""
 
 
-def column_schema(table: str) -> dg.TableSchema:
+def column_schema(schema: pa.Schema, words: Callable[[str], str]) -> dg.TableSchema:
     """Return the columns of a table, with their descriptions, for the asset's Columns tab."""
     return dg.TableSchema(
         columns=[
-            dg.TableColumn(field.name, str(field.type), description=describe(table, field.name))
-            for field in TABLES[table]
+            dg.TableColumn(field.name, str(field.type), description=words(field.name))
+            for field in schema
         ]
     )
 

@@ -3,11 +3,10 @@
 import pytest
 
 from replay_pipeline.assets.of_stages import asset_of
-from replay_pipeline.assets.reporting import column_schema
 from replay_pipeline.publish import layout
-from replay_pipeline.stages.chain import stage_named
+from replay_pipeline.stages.chain import STAGES
 from replay_pipeline.stages.work.markdown import bars, code_block, literal_markdown, sparkline
-from replay_pipeline.storage.schemas import TABLES
+from replay_pipeline.storage.schemas import TABLES, describe
 from tests.hostile import HOSTILE
 
 
@@ -27,16 +26,15 @@ def test_a_code_block_is_left_only_by_its_own_fence(text):
     assert not any(not c.isprintable() for line in lines for c in line)
 
 
-def test_every_column_of_a_table_is_described():
-    for table in TABLES:
-        assert all(column.description for column in column_schema(table).columns)
-
-
-def test_every_column_of_the_published_dataset_is_described():
-    (spec,) = asset_of(stage_named("publish")).specs
-    columns = spec.metadata["dagster/column_schema"].columns
-    assert [column.name for column in columns] == layout.PAIRS.names
-    assert all(column.description for column in columns)
+def test_every_column_of_tables_and_of_the_published_dataset_is_described():
+    columns = {**TABLES, "published": layout.PAIRS}
+    assert all(describe(table, name) for table in TABLES for name in columns[table].names)
+    for stage in STAGES[:-1]:
+        (spec,) = asset_of(stage).specs
+        shown = spec.metadata["dagster/column_schema"].columns
+        table = stage.writes[0] if stage.writes else "published"
+        assert [column.name for column in shown] == columns[table].names
+        assert all(column.description for column in shown)
 
 
 def test_bars_are_a_table_with_the_largest_first():
