@@ -346,7 +346,10 @@ def _rows(
         folder or cwd_of(prompt or ())
         for folder, prompt in zip(_given(table, "cwd"), prompts, strict=True)
     ]
-    shown = [(own and own["tools"]) or neutral for own, neutral in zip(texts, tools, strict=True)]
+    shown: list[str | None] = [
+        (own["tools"] if own else None) or neutral
+        for own, neutral in zip(texts, tools, strict=True)
+    ]
     read = {text: json_value(text) for text in {*shown} if text}
     forms = [
         NativeForm(prompt or (), read.get(text or ""), folder)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ class _SessionRows:
         root = self._project.root
         for batch in self._batches:
             turns, states = (
-                grouped(root.read(name, batch).to_pylist(), itemgetter("session_id"))
+                grouped(root.read(name, batch).to_pylist(), lambda row: row["session_id"])
                 for name in ("turns", "states")
             )
             if root.has("teacher_actions", batch):
