@@ -3,7 +3,7 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ from replay_pipeline.cli.app import (
 )
 from replay_pipeline.cli.bars import progress_bars
 from replay_pipeline.cli.console import err, print_report, show_normalize, show_publish, show_train
-from replay_pipeline.cli.shared import chosen, open_pipeline
+from replay_pipeline.cli.shared import chosen, given, open_pipeline
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.storage.store import as_path
 
@@ -44,11 +44,7 @@ def normalize(
     as_json: JsonOption = False,
 ) -> None:
     """Keep the pairs that are fit to publish, and store the others separately, each with its reason."""
-    changes: dict[str, Any] = {"normalize": {}}
-    if recipe is not None:
-        changes["normalize"]["recipe"] = recipe
-    if allow_operator:
-        changes["normalize"]["allow_operators"] = allow_operator
+    changes = given("normalize", recipe=recipe, allow_operators=allow_operator)
     work = open_pipeline(settings, data, changes=changes)
     reports = {key: work.normalize(key).report for key in chosen(work, batch)}
     print_report(reports, as_json=as_json, show=show_normalize)
@@ -69,11 +65,7 @@ def publish(
     as_json: JsonOption = False,
 ) -> None:
     """Write the dataset folder, and push it to the Hub if you name a repository."""
-    changes: dict[str, Any] = {"publish": {}}
-    if to is not None:
-        changes["publish"]["folder"] = to
-    if repo is not None:
-        changes["publish"]["repo_id"] = repo
+    changes = given("publish", folder=to, repo_id=repo)
     with progress_bars() as on_progress:
         work = open_pipeline(
             settings, data, teachers=teachers, changes=changes, on_progress=on_progress
@@ -108,8 +100,7 @@ def retract(
 
     The pipeline's own tables and the sessions stay on this machine.
     """
-    changes = {} if repo is None else {"publish": {"repo_id": repo}}
-    work = open_pipeline(settings, data, changes=changes)
+    work = open_pipeline(settings, data, changes=given("publish", repo_id=repo))
     if (session or batch) and not yes:
         named = f"{len(session or ())} sessions and {len(batch or ())} batches"
         if not sys.stdin.isatty():
@@ -138,8 +129,9 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train on the published dataset."""
-    changes = {} if config is None else {"train": {"config": config}}
     with progress_bars() as on_progress:
-        work = open_pipeline(settings, data, changes=changes, on_progress=on_progress)
+        work = open_pipeline(
+            settings, data, changes=given("train", config=config), on_progress=on_progress
+        )
         report = work.train().report
     print_report(report, as_json=as_json, show=show_train)

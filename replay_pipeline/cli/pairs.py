@@ -23,7 +23,7 @@ from replay_pipeline.cli.console import (
     show_pairs,
     show_ranked,
 )
-from replay_pipeline.cli.shared import chosen, open_pipeline, ranked_row
+from replay_pipeline.cli.shared import chosen, given, open_pipeline, ranked_row
 
 
 @pairs_app.callback()
@@ -44,11 +44,7 @@ def pairs(
     """Report the states where the teachers agree on an action that the agent did not take."""
     if context.invoked_subcommand is not None:
         return
-    changes: dict[str, Any] = {"pairs": {}}
-    if threshold is not None:
-        changes["pairs"]["agreement_threshold"] = threshold
-    if marks is not None:
-        changes["pairs"]["marks"] = marks
+    changes = given("pairs", agreement_threshold=threshold, marks=marks)
     work = open_pipeline(settings, data, changes=changes)
     reports = {key: work.pairs(key).report for key in chosen(work, batch)}
     print_report(reports, as_json=as_json, show=show_pairs)

@@ -40,6 +40,11 @@ def load(
     return Settings.load(settings, data_dir=data, changes=changes, env=env)
 
 
+def given(section: str, **options: Any) -> dict[str, dict[str, Any]]:
+    """Return the options of a command that were given, as changes of a section of the settings."""
+    return {section: {name: value for name, value in options.items() if value not in (None, [])}}
+
+
 def open_pipeline(
     settings: Path | None,
     data: Path | None,

@@ -7,7 +7,6 @@ installer that refuses, and a silent logger.
 
 import functools
 import importlib
-import importlib.metadata
 import logging
 import sys
 import types
@@ -76,14 +75,6 @@ def _refuse(cls: type, package: str, pip_args: Any = None) -> None:  # noqa: ARG
     raise MissingDependencyError(
         f"a data-juicer operator needs the package {package!r}; install it and run again"
     )
-
-
-def version() -> str:
-    """Return the version of the installed data-juicer, or `none`."""
-    try:
-        return importlib.metadata.version("py-data-juicer")
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def build_operators(process: Sequence[Mapping[str, Any]], *, where: str) -> list[Any]:

@@ -221,9 +221,18 @@ class DJNormalizer:
         memories = self.memories(earlier)
         judged = self._judge_all(table, prompts, memories, report.findings)
         of_lessons = self._judge_all(_with_itself(lessons), prompts, memories, report.findings)
+        kept, dropped = _kept_and_dropped(table, judged)
+        report.n_kept, report.n_dropped = len(kept), len(dropped)
+        report.dropped = dict(Counter(dropped["drop_operator"].to_pylist()))
+        report.length_bias = _cohens_d(kept)
+        taught, untaught = _kept_and_dropped(lessons, of_lessons)
+        report.n_lessons_in, report.n_lessons_kept = len(lessons), len(taught)
+        report.dropped_lessons = dict(Counter(untaught["drop_operator"].to_pylist()))
         result = NormalizeResult(
-            **_split(table, judged, report),
-            **_split_lessons(lessons, of_lessons, report),
+            kept=_as(NORMALIZED_PAIRS, _in_chat_form(kept, judged)),
+            dropped=_as(DROPPED_PAIRS, dropped),
+            lessons=_as(POSITIVES, taught),
+            dropped_lessons=_as(DROPPED_POSITIVES, untaught),
             report=report,
             keys={label: memory.added for label, memory in memories.items()},
         )
@@ -361,33 +370,17 @@ def _kept_and_dropped(table: pa.Table, judged: Sequence[Judged]) -> tuple[pa.Tab
     return table.filter(is_kept), dropped
 
 
-def _split_lessons(
-    lessons: pa.Table, judged: Sequence[Judged], report: NormalizeReport
-) -> dict[str, pa.Table]:
-    kept, dropped = _kept_and_dropped(lessons, judged)
-    report.n_lessons_in, report.n_lessons_kept = len(lessons), len(kept)
-    report.dropped_lessons = dict(Counter(dropped["drop_operator"].to_pylist()))
-    return {
-        "lessons": kept.select(POSITIVES.names).cast(POSITIVES),
-        "dropped_lessons": dropped.select(DROPPED_POSITIVES.names).cast(DROPPED_POSITIVES),
-    }
+def _as(schema: pa.Schema, table: pa.Table) -> pa.Table:
+    return table.select(schema.names).cast(schema)
 
 
-def _split(
-    table: pa.Table, judged: Sequence[Judged], report: NormalizeReport
-) -> dict[str, pa.Table]:
-    kept, dropped = _kept_and_dropped(table, judged)
+def _in_chat_form(kept: pa.Table, judged: Sequence[Judged]) -> pa.Table:
+    """Return kept pairs with the statistics of their judgment, and each side as a list of messages."""
     stats = [json.dumps(each.stats, sort_keys=True) for each in judged if each.drop is None]
     kept = kept.append_column("stats_json", pa.array(stats, pa.string()))
     for side in SIDES:
         kept = kept.append_column(f"{side}_messages_json", _messages(kept, side))
-    report.n_kept, report.n_dropped = len(kept), len(dropped)
-    report.dropped = dict(Counter(dropped["drop_operator"].to_pylist()))
-    report.length_bias = _cohens_d(kept)
-    return {
-        "kept": kept.select(NORMALIZED_PAIRS.names).cast(NORMALIZED_PAIRS),
-        "dropped": dropped.select(DROPPED_PAIRS.names).cast(DROPPED_PAIRS),
-    }
+    return kept
 
 
 def _messages(table: pa.Table, side: str) -> pa.ChunkedArray:

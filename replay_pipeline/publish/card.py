@@ -93,7 +93,7 @@ def _precision(batches: Sequence[Mapping[str, Any]]) -> str:
 def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> bytes:
     """Return the whole card: metadata for the Hub, then the text for readers."""
     # A batch without a row is no part of what is described.
-    batches = [manifests[key] for key in sorted(manifests) if _has_rows(manifests[key])]
+    batches = [manifests[key] for key in sorted(manifests) if any(manifests[key]["files"].values())]
     rows = {
         config: {split: count for split, count in counts.items() if count}
         for config, counts in rows_by_split(manifests).items()
@@ -101,6 +101,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
     }
     digest = content_digest(manifests)
     n_pairs = _sum(batches, "n_pairs")
+    n_bytes = _added(batch["n_bytes"] for batch in batches)
     dropped = _added(_stage(batch, "normalize").get("dropped", {}) for batch in batches)
     recipes = sorted({_stage(batch, "normalize").get("recipe", "") for batch in batches} - {""})
     card = _TEMPLATE.render(
@@ -119,7 +120,9 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         n_hints=_sum(batches, "n_hints"),
         n_sharing_vendor=_sum(batches, "n_sharing_vendor"),
         n_distillable=_sum(batches, "n_distillable"),
-        mean_bytes=_mean_bytes(batches, n_pairs),
+        mean_bytes={
+            side: round(n_bytes.get(side, 0) / max(n_pairs, 1)) for side in ("chosen", "rejected")
+        },
         configs=[
             (f"`{config}`", _about(config), *(counts.get(split, 0) for split in SPLITS))
             for config, counts in rows.items()
@@ -144,23 +147,15 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
     return f"{card}\n".encode()
 
 
-def _mean_bytes(batches: Sequence[Mapping[str, Any]], n_pairs: int) -> dict[str, int]:
-    n_bytes = _added(batch["n_bytes"] for batch in batches)
-    return {side: round(n_bytes.get(side, 0) / max(n_pairs, 1)) for side in ("chosen", "rejected")}
-
-
 def _shares(
     batches: Sequence[Mapping[str, Any]], n_pairs: int
 ) -> list[tuple[str, list[tuple[str, int, str]]]]:
     """Return how many pairs have each value of what is counted, by its title."""
     return [
-        (title, [(_code(value), n, _percent(n, n_pairs)) for value, n in _counts(batches, name)])
+        (title, [(_code(value), n, _percent(n, n_pairs)) for value, n in _by_size(counts)])
         for title, name in _COUNTED.items()
+        for counts in [_added(batch["counts"][name] for batch in batches)]
     ]
-
-
-def _has_rows(batch: Mapping[str, Any]) -> bool:
-    return any(splits for splits in batch["files"].values())
 
 
 def _yaml(metadata: Mapping[str, Any]) -> str:
@@ -332,10 +327,6 @@ def _added(counts: Iterable[Mapping[str, float]]) -> dict[str, Any]:
     for each in counts:
         total.update(each)
     return dict(total)
-
-
-def _counts(batches: Iterable[Mapping[str, Any]], name: str) -> list[tuple[str, int]]:
-    return _by_size(_added(batch["counts"][name] for batch in batches))
 
 
 def _by_size(counts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -51,7 +51,7 @@ def fitting(project: Project, batches: Sequence[str], *, max_total_usd: float) -
     assumed to grow with the bytes of its sessions. At least one batch is returned, and all batches
     if none was paid for yet. This is only a plan: the replay enforces the ceiling.
     """
-    sizes = _sizes(project)
+    sizes = {batch.key: batch.n_bytes for batch in project.manifests()}
     reports = project.receipts.reports("replay")
     done = [key for key, report in reports.items() if report["is_complete"] and key in sizes]
     spent_usd = sum(reports[key]["spent_usd"] for key in done)
@@ -90,7 +90,3 @@ def left_of_night(project: Project, night: str) -> float:
     """Return how much of a night's money is left, in US dollars."""
     spent_usd = counted_usd(project.settings.ledger_url(), f"night:{night}")
     return max(0.0, project.settings.replay.max_nightly_usd - spent_usd)
-
-
-def _sizes(project: Project) -> dict[str, int]:
-    return {batch.key: batch.n_bytes for batch in project.manifests()}

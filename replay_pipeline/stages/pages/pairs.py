@@ -20,32 +20,23 @@ from replay_pipeline.stages.pages.sides import (
 from replay_pipeline.storage.pair_rows import id_of_pair
 from replay_pipeline.types import REHEARSAL, DPOPair
 
-_DOUBTS = (
-    "made up in a rehearsal",
-    "no teacher was asked",
-    "the student's own model left its action too",
-    "the teachers agree on the target only",
-    "the teachers agree on the tool only",
-    "a teacher shares the student's vendor",
-    "others side with the student",
-)
 _UNKNOWN = 0.5
 """Taken for the probability of a pair that has none."""
 
 
 def doubts(pair: Mapping[str, Any]) -> list[str]:
     """Describe the doubts about a pair, besides its probability."""
-    level = pair.get("agreement_level")
-    holds = (
-        pair.get("source") == REHEARSAL,
-        pair.get("source", "consensus") not in ("consensus", REHEARSAL),
-        bool(pair.get("control_mismatch")),
-        level == "target",
-        level == "tool",
-        bool(pair.get("shares_vendor")),
-        (pair.get("n_against") or 0) > 1,
-    )
-    return [words for words, is_so in zip(_DOUBTS, holds, strict=True) if is_so]
+    level, source = pair.get("agreement_level"), pair.get("source", "consensus")
+    holds = {
+        "made up in a rehearsal": source == REHEARSAL,
+        "no teacher was asked": source not in ("consensus", REHEARSAL),
+        "the student's own model left its action too": bool(pair.get("control_mismatch")),
+        "the teachers agree on the target only": level == "target",
+        "the teachers agree on the tool only": level == "tool",
+        "a teacher shares the student's vendor": bool(pair.get("shares_vendor")),
+        "others side with the student": (pair.get("n_against") or 0) > 1,
+    }
+    return [words for words, is_so in holds.items() if is_so]
 
 
 def review_score(pair: Mapping[str, Any]) -> float:

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
 
-from pydantic import SecretStr
-
 from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.settings import NotifySettings
 
@@ -33,13 +31,12 @@ def notify(settings: NotifySettings, event: str, text: str, facts: Mapping[str, 
     """Post a message to the webhook, if there is one, and return whether it was accepted."""
     if settings.webhook_url is None:
         return False
+    url = settings.webhook_url.get_secret_value()
     body = json.dumps({"event": event, "text": text, **facts}, default=str).encode()
     outcome: list[str] = []
     # A server may answer byte by byte for ever: the thread is left behind when the time is up.
     thread = threading.Thread(
-        target=lambda: outcome.append(_post(settings.webhook_url, body, settings.timeout_s)),
-        name="notify",
-        daemon=True,
+        target=lambda: outcome.append(_post(url, body, settings.timeout_s)), daemon=True
     )
     thread.start()
     thread.join(settings.timeout_s)
@@ -49,13 +46,11 @@ def notify(settings: NotifySettings, event: str, text: str, facts: Mapping[str, 
     return not problem
 
 
-def _post(url: SecretStr | None, body: bytes, timeout_s: float) -> str:
+def _post(url: str, body: bytes, timeout_s: float) -> str:
     """Post it; give back what went wrong, if anything did."""
-    if url is None:
-        return "no address"
     try:
         request = urllib.request.Request(  # noqa: S310 (settings allow http and https alone)
-            url.get_secret_value(), data=body, headers={"content-type": "application/json"}
+            url, data=body, headers={"content-type": "application/json"}
         )
         with urllib.request.build_opener(_NoRedirect()).open(request, timeout=timeout_s):
             return ""
