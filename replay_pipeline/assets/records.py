@@ -1,6 +1,5 @@
 """Show in Dagster what the files say, including work that was done without Dagster."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from itertools import groupby
 
@@ -11,7 +10,6 @@ from replay_pipeline.assets.of_stages import asset_of
 from replay_pipeline.assets.reporting import Provenance, as_metadata, trace_batch
 from replay_pipeline.stages import chain
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.stages.receipts import Receipt
 
 _MAX_EVENTS_READ = 500
 
@@ -35,7 +33,13 @@ def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
             name: _shown_at(instance, dg.AssetKey(stages[name].asset))
             for name in {r.stage for r in receipts}
         }
-        missing = [r for r in receipts if not _is_shown(r, shown[r.stage])]
+        # The last materialization is of a receipt if it isn't older: it is logged right after it.
+        missing = [
+            r
+            for r in receipts
+            if datetime.fromisoformat(r.at).timestamp()
+            > shown[r.stage].get(None if r.batch == "all" else r.batch, 0.0)
+        ]
         # In the order of the stages, so that each finds the records of what it was made of.
         for name, of_stage in groupby(missing, key=lambda receipt: receipt.stage):
             stage = stages[name]
@@ -50,14 +54,6 @@ def sync(pipeline: Pipeline, *, runs_are_here: bool = False) -> int:
                     )
                 )
     return len(missing)
-
-
-def _is_shown(receipt: Receipt, shown_at: Mapping[str | None, float]) -> bool:
-    """Return whether the last materialization is of this receipt: it is logged right after it."""
-    at = shown_at.get(None if receipt.batch == "all" else receipt.batch)
-    if at is None:
-        return False
-    return not receipt.at or datetime.fromisoformat(receipt.at).timestamp() <= at
 
 
 def _shown_at(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str | None, float]:

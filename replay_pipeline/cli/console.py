@@ -233,13 +233,16 @@ def show_look(overview: Report) -> None:
         f"${usd:,.2f} {shorten(title, 40, placeholder='…')}" for title, usd in overview["dearest"]
     )
     outcomes = {_plain(name): f"{n:,}" for name, n in overview["outcomes"].items()}
+    cost = f"${overview['cost_usd']:,.2f} at list prices of {overview['prices_of']}"
+    if unpriced := ", ".join(overview["models_without_price"]):
+        cost += f"; without a price, so not in it: {unpriced}"
     rows = [
         ("sessions", f"{total['sessions']:,}, {total['subagents']:,} of them of subagents"),
         ("dates", f"{total['first']} to {total['last']}, in {overview['timezone']}"),
         ("decisions", f"{total['states']:,} in {total['turns']:,} turns"),
         ("went wrong", f"{total['errors']:,} errors, {total['interruptions']:,} interruptions"),
         ("tokens", f"{sum(tokens.values()):,}; {share}"),
-        ("cost", _cost_words(overview)),
+        ("cost", cost),
         ("by month", _first_of(_by_period(overview, 7))),
         ("by day", _first_of(_by_period(overview, 10))),
         ("dearest", "; ".join(dearest)),
@@ -378,12 +381,6 @@ def show_workspace(report: Report) -> None:
         sure = ("yes" if file["is_sure"] else "no") if file["exists"] else "no file"
         table.add_row(escape(file["path"]), file["source"], sure, escape(file["origin"][:12]))
     out.print(table)
-
-
-def _cost_words(overview: Report) -> str:
-    words = f"${overview['cost_usd']:,.2f} at list prices of {overview['prices_of']}"
-    unpriced = ", ".join(overview["models_without_price"])
-    return f"{words}; without a price, so not in it: {unpriced}" if unpriced else words
 
 
 def show_ingest(report: Report) -> None:

@@ -83,13 +83,6 @@ _COUNTED = {
 }
 
 
-def _precision(batches: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many of the pairs that were extracted are right, as far as somebody has checked."""
-    polls = [_stage(batch, "pairs").get("poll") for batch in batches]
-    found = PrecisionEvidence.pooled(poll for poll in polls if poll).precision()
-    return found.words() if found.n_pairs else "nobody has checked a pair"
-
-
 def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]) -> bytes:
     """Return the whole card: metadata for the Hub, then the text for readers."""
     # A batch without a row is no part of what is described.
@@ -102,6 +95,8 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
     digest = content_digest(manifests)
     n_pairs = _sum(batches, "n_pairs")
     n_bytes = _added(batch["n_bytes"] for batch in batches)
+    polls = (_stage(batch, "pairs").get("poll") for batch in batches)
+    precision = PrecisionEvidence.pooled(filter(None, polls)).precision()
     dropped = _added(_stage(batch, "normalize").get("dropped", {}) for batch in batches)
     recipes = sorted({_stage(batch, "normalize").get("recipe", "") for batch in batches} - {""})
     card = _TEMPLATE.render(
@@ -135,7 +130,7 @@ def render(manifests: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any])
         counts=_shares(batches, n_pairs),
         teachers=_teachers(batches, facts),
         figures=_figures(batches),
-        precision=_precision(batches),
+        precision=precision.words() if precision.n_pairs else "nobody has checked a pair",
         recipes=", ".join(map(_code, recipes)),
         dropped=[(_code(name), n) for name, n in _by_size(dropped)],
         blind=in_words(facts.get("blind_control")) if n_pairs else "",
@@ -343,14 +338,11 @@ def _amount(n: int, one: str, many: str) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(_cell(value) for value in line)} |" for line in lines)
+    cells = ([str(v).replace("|", "\\|").replace("\n", " ") for v in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def _code(text: str) -> str:
     """Write a name that somebody else chose as code: nothing in it is taken for Markdown or HTML."""
     shown = " ".join(printable(text).replace("`", "'").split())
     return f"`{shown}`" if shown else ""
-
-
-def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")

@@ -224,8 +224,9 @@ def newest(place: Place) -> Place | None:
     """
     if isinstance(place, Path):
         return place if place.is_dir() else None
-    numbers = _published(place)
-    return place / _folder_of(place, numbers[-1]) if numbers else None
+    with translated(place, "read"):
+        marks = sorted(place.glob("*.json"), key=lambda path: _number_of(path.name))
+        return place / json.loads(marks[-1].read_text("utf-8"))["folder"] if marks else None
 
 
 def local_copy(place: Place, folder: Path) -> Path:
@@ -294,18 +295,6 @@ def _forget(place: Place, *, before: int) -> None:
     for path in there:
         if _number_of(path.name) < before:
             remove_tree(path)
-
-
-def _published(place: Place) -> list[int]:
-    """Return numbers of the published versions, oldest first."""
-    with translated(place, "listed"):
-        return sorted(_number_of(path.name) for path in place.glob("*.json"))
-
-
-def _folder_of(place: Place, number: int) -> str:
-    mark = place / f"{number:06}.json"
-    with translated(mark, "read"):
-        return json.loads(mark.read_text("utf-8"))["folder"]
 
 
 def _number_of(name: str) -> int:

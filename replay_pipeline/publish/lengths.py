@@ -63,14 +63,11 @@ class TokenSizes:
         """Count the tokens of one message in its published form."""
         return self._of_text(_chatml(message))
 
-    def of_tools(self, tools: str | None) -> int:
-        """Count the tokens of a list of tools in JSON text."""
-        return self._of_text(tools) + _TOOL_FORM_TOKENS if tools else 0
-
     def fixed(self, row: Mapping[str, Any]) -> int:
         """Count the tokens that no cut of the prompt removes: the tools, and the longer side."""
         sides = (sum(map(self.of, row[side])) for side in ("chosen", "rejected"))
-        return self.of_tools(row["tools"]) + max(sides) + _GENERATION_TOKENS
+        tools = self._of_text(row["tools"]) + _TOOL_FORM_TOKENS if row["tools"] else 0
+        return tools + max(sides) + _GENERATION_TOKENS
 
     def whole(self, row: Mapping[str, Any]) -> int:
         """Count all tokens of a row: the prompt, the tools, and the longer side."""

@@ -46,10 +46,7 @@ class ConversationSplit:
     def of(self, conversation: str) -> Split:
         """Return the split of a conversation."""
         sha = name_sha(conversation)
-        return self.sides.get(sha) or self._by_hash(sha)
-
-    def _by_hash(self, sha: str) -> Split:
-        return "test" if position(sha) < self.test_fraction else "train"
+        return self.sides.get(sha) or ("test" if position(sha) < self.test_fraction else "train")
 
     @classmethod
     def over(

@@ -67,7 +67,10 @@ class Project(Overview):
         """Return the path of a file by its name below the root; the dataset may lie elsewhere."""
         top, _, rest = name.partition("/")
         if top == "dataset":
-            return _newest(self.settings.dataset_dir()) / rest
+            from replay_pipeline.publish import newest  # which loads what publishing needs
+
+            place = self.settings.dataset_dir()
+            return (newest(place) or place) / rest
         return self.root.path / name
 
     def manifests(self) -> list[TraceBatch]:
@@ -311,9 +314,3 @@ def _with_dataset_folder(settings: Settings, receipts: Receipts) -> Settings:
         return settings
     publish = settings.publish.model_copy(update={"folder": folder})
     return settings.model_copy(update={"publish": publish})
-
-
-def _newest(place: Place) -> Place:
-    from replay_pipeline.publish import newest  # which loads what publishing needs
-
-    return newest(place) or place

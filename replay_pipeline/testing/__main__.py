@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,10 @@ def run(router_of: Callable[[dict[str, Any]], Router]) -> None:
     if options.get("answers"):
         options["answers"] = Path(options["answers"])
     try:
-        serve_teachers(router_of(options), port=int(sys.argv[2]), until_eof=True, on_ready=_say)
+        say = partial(print, flush=True)
+        serve_teachers(router_of(options), port=int(sys.argv[2]), until_eof=True, on_ready=say)
     except (ConfigError, OSError, ValueError) as error:
         sys.exit(str(error))
-
-
-def _say(base_url: str) -> None:
-    sys.stdout.write(base_url + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -78,11 +78,6 @@ class _Message:
         self.conversations |= other.conversations
         self.openings |= other.openings
 
-    @property
-    def is_leak(self) -> bool:
-        is_common = min(len(self.conversations), len(self.openings)) > MAX_CONVERSATIONS
-        return len(self.states) > 1 and not is_common
-
 
 def shared_messages(folder: Place) -> AuditResult:
     """Does no long message of a user, and no task of a subagent, stand in both splits?
@@ -96,7 +91,12 @@ def shared_messages(folder: Place) -> AuditResult:
         for text, found in _long_messages(rows, split):
             messages.setdefault(text, _Message()).add(found)
     _add_quoted(messages)
-    leaks = {text: found.states for text, found in messages.items() if found.is_leak}
+    leaks = {
+        text: found.states
+        for text, found in messages.items()
+        if len(found.states) > 1
+        and min(len(found.conversations), len(found.openings)) <= MAX_CONVERSATIONS
+    }
     return AuditResult(
         problems=[
             f"a message of {len(text):,} characters ({printable(text[:_SHOWN_CHARS])!r} …) is in "

@@ -23,7 +23,7 @@ from replay_pipeline.redaction.printable import printable
 from replay_pipeline.stages.pages.costs import Row, turn_usd
 from replay_pipeline.stages.pages.overview import Facts, tools_of
 from replay_pipeline.stages.pages.tree import call_shown, cut
-from replay_pipeline.types import ONLY_LOOKED, Message, TeacherAction, family_of_model
+from replay_pipeline.types import ONLY_LOOKED, TeacherAction, family_of_model
 
 CAVEAT = (
     "The same action is not the same outcome of a session: where a model differs, it may be right or "
@@ -101,7 +101,9 @@ class Comparison:
             if not given:
                 continue
             self._n_states += 1
-            own = canonical_action(_action_of(state), cwd=state["cwd"])
+            calls = msgspec.json.decode(state["action_tool_calls_json"] or "[]")
+            action = {"content": state["action_text"] or "", "tool_calls": calls}
+            own = canonical_action(action, cwd=state["cwd"])
             kind = next(iter(tools_of(state)), "text")
             turn = by_turn.get(state["turn_idx"])
             usd = turn_usd(turn) if turn else None
@@ -139,12 +141,15 @@ class Comparison:
             return None
         teachers = [self._teacher(name, accuracy or {}) for name in names]
         teachers.sort(key=lambda each: (-each["share_alike"], each["teacher"]))
+        most = self._row(max(
+            ((name, "all", "") for name in names), key=lambda key: self._tallies[key].n_agent_priced
+        ))  # fmt: skip
         return {
             "teachers": teachers,
             "by_tool": self._table("tool"),
             "by_project": self._table("project"),
             "by_result": self._table("result"),
-            "agent_usd_per_decision": self._agent_per_decision(),
+            "agent_usd_per_decision": most["agent_usd_per_decision"],
             "played": sorted(self._played),
             "caveat": CAVEAT + self._said_of_fewer(teachers),
         }
@@ -207,15 +212,6 @@ class Comparison:
             rows, key=lambda row: (-max(t["n"] for t in row["teachers"].values()), row["name"])
         )
 
-    def _agent_per_decision(self) -> float | None:
-        found = [
-            (tally.agent_usd, tally.n_agent_priced)
-            for (_, by, _), tally in self._tallies.items()
-            if by == "all" and tally.n_agent_priced
-        ]
-        usd, n = max(found, key=lambda each: each[1], default=(0.0, 0))
-        return usd / n if n else None
-
 
 def _verdict(own: Any, answer: TeacherAction, cwd: str | None) -> str:
     if answer.error_code in ONLY_LOOKED:
@@ -253,13 +249,6 @@ def _answer_shown(answer: TeacherAction, verdict: str) -> dict[str, Any]:
     calls = answer.action.get("tool_calls") or ()
     shown["parts"] += (call_shown(call["function"]) for call in calls)
     return shown
-
-
-def _action_of(state: Row) -> Message:
-    action: Message = {"role": "assistant", "content": state["action_text"] or ""}
-    if calls := msgspec.json.decode(state["action_tool_calls_json"] or "[]"):
-        action["tool_calls"] = calls
-    return action
 
 
 def pooled_accuracy(reports: Iterable[Mapping[str, Any] | None]) -> dict[str, float]:

@@ -51,7 +51,10 @@ def sentences_of(report: Report) -> list[dict[str, str]]:
     ]
     found = [{"kind": "fact", "text": text} for text in facts]
     findings = report.get("findings") or ()
-    return found + [{"kind": "finding", "text": _sentence(text)} for text in findings]
+    return found + [
+        {"kind": "finding", "text": text[:1].upper() + text[1:].rstrip(".") + "."}
+        for text in findings
+    ]
 
 
 def before_after(report: Report, evaluation: Report | None = None) -> list[dict[str, Any]]:
@@ -91,7 +94,12 @@ def training_shown(
     return {
         "seen": [
             {
-                "title": f"As the model reads it: {row['state_id'] or 'a pair'}, {_weight(row)}",
+                "title": f"As the model reads it: {row['state_id'] or 'a pair'}, weight {row['weight']:.2f}"
+                + (
+                    f", times {row['balance']:.2f} in the preference loss"
+                    if row.get("balance", 1.0) != 1
+                    else ""
+                ),
                 "sides": row["parts"],
             }
             for row in inspected or ()
@@ -101,12 +109,6 @@ def training_shown(
         "curves": report.get("curves") or {},
         "examples": examples(evaluation or {}),
     }
-
-
-def _weight(row: Report) -> str:
-    balance = row.get("balance", 1.0)
-    balanced = f", times {balance:.2f} in the preference loss" if balance != 1 else ""
-    return f"weight {row['weight']:.2f}{balanced}"
 
 
 _EXAMPLES = 6
@@ -176,7 +178,3 @@ def _example(was: Report, now: Report) -> dict[str, Any]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."

@@ -67,12 +67,6 @@ def _accuracy(project: Project) -> dict[str, float]:
     return pooled_accuracy(report.get("reliability") for report in reports.values())
 
 
-def _agent_alike(project: Project) -> float | None:
-    control = project.receipts.read("control", ALL)
-    left = control.report.get("left") if control else None
-    return None if left is None else 1 - left
-
-
 def _verdicts(project: Project) -> list[dict[str, Any]]:
     shown = ("words", "model", "than", "difference", "low", "high", "margin", "again")
     receipts = sorted(project.receipts.all(stage="verdict"), key=lambda each: each.at, reverse=True)
@@ -87,6 +81,8 @@ def contents_of(project: Project, days: Days = ALL_DAYS) -> Contents:
     """Return everything that the page shows."""
     rows = _SessionRows(project)
     portions = list(_portions(project))
+    control = project.receipts.read("control", ALL)
+    left = control.report.get("left") if control else None
     return Contents(
         sessions=rows.sessions(),
         days=days,
@@ -94,7 +90,7 @@ def contents_of(project: Project, days: Days = ALL_DAYS) -> Contents:
         answers=rows.answered if project.root.batches("teacher_actions") else None,
         accuracy=_accuracy(project),
         verdicts=_verdicts(project),
-        agent_alike=_agent_alike(project),
+        agent_alike=None if left is None else 1 - left,
         pairs=(_portion(project, title, batches) for title, batches in portions),
         portion_of=_portion_of(project, portions),
         dataset=_dataset(project),

@@ -75,16 +75,12 @@ def bars(values: Mapping[str, float]) -> Markdown:
     if rest:
         shown.append((f"{len(rest)} more", sum(value for _, value in rest)))
     top = max(value for _, value in shown) or 1.0
-    lines = [
-        f"| {literal_markdown(name)} | {value:,.4g} | {_bar(value / top)} |"
-        for name, value in shown
-    ]
-    return Markdown("\n".join(["| | | |", "|---|--:|---|", *lines]))
-
-
-def _bar(share: float) -> str:
-    whole, eighths = divmod(round(share * _BAR_CHARS * 8), 8)
-    return "█" * whole + _EIGHTHS[eighths].strip()
+    lines = ["| | | |", "|---|--:|---|"]
+    for name, value in shown:
+        whole, eighths = divmod(round(value / top * _BAR_CHARS * 8), 8)
+        bar = "█" * whole + _EIGHTHS[eighths].strip()
+        lines.append(f"| {literal_markdown(name)} | {value:,.4g} | {bar} |")
+    return Markdown("\n".join(lines))
 
 
 def sparkline(values: Sequence[float], width: int = 48) -> str:

@@ -95,7 +95,9 @@ def run_trainer(
             _stop(process, job.stop_timeout_s)
             raise
     if code != 0:
-        raise TrainError(f"the trainer ended with code {code}; see {log_path}: {_end_of(log_path)}")
+        lines = log_path.read_text("utf-8", "replace").strip().splitlines()[-_N_LAST_WORDS:]
+        words = " | ".join(lines) or "it said nothing"
+        raise TrainError(f"the trainer ended with code {code}; see {log_path}: {words}")
 
 
 @contextmanager
@@ -146,11 +148,6 @@ def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
         return None
 
 
-def _end_of(log_path: Path) -> str:
-    lines = log_path.read_text("utf-8", "replace").strip().splitlines()
-    return " | ".join(lines[-_N_LAST_WORDS:]) or "it said nothing"
-
-
 class _Metrics:
     """The metrics file of this run, as it grows: what an earlier run left there does not count."""
 
@@ -192,9 +189,9 @@ def training_curves(path: Path) -> dict[str, list[float]]:
         name: [row[name] for row in rows if isinstance(row.get(name), int | float)]
         for name in CURVES
     }
-    return {name: _thinned(values) for name, values in curves.items() if values}
-
-
-def _thinned(values: list[float]) -> list[float]:
-    step = -(-len(values) // _MAX_POINTS)
-    return values[::step] if step <= 1 else [*values[:-1:step], values[-1]]
+    step = {name: -(-len(values) // _MAX_POINTS) for name, values in curves.items()}
+    return {
+        name: values if step[name] == 1 else [*values[: -1 : step[name]], values[-1]]
+        for name, values in curves.items()
+        if values
+    }
