@@ -8,6 +8,7 @@ import yaml
 from replay_pipeline.errors import ConfigError, NormalizeError, SchemaError
 from replay_pipeline.normalize import DJNormalizer, bundled_recipes
 from replay_pipeline.storage.schemas import DROPPED_PAIRS, NORMALIZED_PAIRS
+from tests.replay_pipeline.normalize.rows import call_message, pair_table, row
 
 GOOD = "read the tests before the change"
 OTHER = "change the code right away"
@@ -23,17 +24,15 @@ def default():
     return DJNormalizer("default")
 
 
-def test_deduplication_needs_prompt_chosen_and_rejected_to_be_the_same(
-    default, make_row, pair_table
-):
-    first = make_row("a", prompt="one")
+def test_deduplication_needs_prompt_chosen_and_rejected_to_be_the_same(default):
+    first = row("a", prompt="one")
     result = default.run(
         pair_table(
             first,
             {**first, "state_id": "again", "chosen": GOOD.upper() + "!!"},
-            make_row("same-consensus-elsewhere", prompt="two"),
+            row("same-consensus-elsewhere", prompt="two"),
             {**first, "state_id": "other-rejected", "rejected": OTHER + " please"},
-            make_row("other-number", prompt="one 2"),
+            row("other-number", prompt="one 2"),
         )
     )
     assert result.dropped["state_id"].to_pylist() == ["again"]
@@ -44,8 +43,8 @@ def test_deduplication_needs_prompt_chosen_and_rejected_to_be_the_same(
     )
 
 
-def test_what_comes_in_is_kept_or_dropped_in_order(default, make_row, pair_table):
-    rows = [make_row(f"s{n}", chosen=GOOD if n % 3 else "no") for n in range(5000)]
+def test_what_comes_in_is_kept_or_dropped_in_order(default):
+    rows = [row(f"s{n}", chosen=GOOD if n % 3 else "no") for n in range(5000)]
     result = default.run(pair_table(*rows))
     kept, dropped = (part["state_id"].to_pylist() for part in (result.kept, result.dropped))
     assert kept == [f"s{n}" for n in range(5000) if n % 3]
@@ -57,27 +56,27 @@ def test_what_comes_in_is_kept_or_dropped_in_order(default, make_row, pair_table
     assert result.dropped.schema == DROPPED_PAIRS
 
 
-def test_an_empty_table_gives_empty_tables(default, pair_table):
+def test_an_empty_table_gives_empty_tables(default):
     result = default.run(pair_table())
     assert (len(result.kept), len(result.dropped)) == (0, 0)
     assert result.kept.schema == NORMALIZED_PAIRS
 
 
 @pytest.mark.parametrize("column", ["chosen", "rejected", "state_messages_json"])
-def test_a_row_with_something_missing_is_dropped_and_named(default, make_row, pair_table, column):
-    result = default.run(pair_table({**make_row("hole"), column: None}, make_row("whole")))
+def test_a_row_with_something_missing_is_dropped_and_named(default, column):
+    result = default.run(pair_table({**row("hole"), column: None}, row("whole")))
     assert drops(result) == [("hole", "complete", column, "null", "present")]
     assert result.kept["state_id"].to_pylist() == ["whole"]
 
 
-def test_pairs_come_back_in_chat_form_with_their_statistics(default, make_call):
+def test_pairs_come_back_in_chat_form_with_their_statistics(default):
     pair = {
         "state_id": "s1",
         "state_messages": [{"role": "user", "content": "hello"}],
         "chosen": GOOD,
         "rejected": OTHER,
         "n_teachers_agreeing": 3,
-        "chosen_action": make_call("Read", file_path="a.py"),
+        "chosen_action": call_message("Read", file_path="a.py"),
     }
     (normalized,) = default.normalize([pair, {**pair, "state_id": "s2", "rejected": "no"}])
     assert normalized["chosen_messages"] == [pair["chosen_action"]]
@@ -127,7 +126,7 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, text):
         DJNormalizer(recipe)
 
 
-def test_an_operator_that_fails_stops_the_run(tmp_path, make_row, pair_table, monkeypatch):
+def test_an_operator_that_fails_stops_the_run(tmp_path, monkeypatch):
     normalizer = DJNormalizer("default")
 
     def broken(pairs):
@@ -135,10 +134,10 @@ def test_an_operator_that_fails_stops_the_run(tmp_path, make_row, pair_table, mo
 
     monkeypatch.setattr(list(normalizer._steps.values())[1], "judge", broken)
     with pytest.raises(NormalizeError, match=r"words_num_filter: RuntimeError: the disk"):
-        normalizer.run(pair_table(make_row()))
+        normalizer.run(pair_table(row()))
 
 
-def test_a_table_of_another_kind_is_refused(default, pair_table):
+def test_a_table_of_another_kind_is_refused(default):
     with pytest.raises(SchemaError, match="rejected"):
         default.run(pair_table().drop_columns(["rejected"]))
 
@@ -173,7 +172,7 @@ assert os.listdir() == []
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_lone_surrogate_in_a_pair_is_kept_as_every_table_keeps_it(make_call):
+def test_a_lone_surrogate_in_a_pair_is_kept_as_every_table_keeps_it():
     half = "half \ud800 of a pair"
     pair = {
         "state_id": "s1",
@@ -181,7 +180,7 @@ def test_a_lone_surrogate_in_a_pair_is_kept_as_every_table_keeps_it(make_call):
         "chosen": "Read the file.",
         "rejected": f"Write {half}",
         "n_teachers_agreeing": 2,
-        "rejected_action": make_call("Write", file_path="a.py", content=half),
+        "rejected_action": call_message("Write", file_path="a.py", content=half),
     }
     (kept,) = DJNormalizer("tool_calls").normalize([pair])
     assert kept["state_messages"] == pair["state_messages"]

@@ -6,6 +6,7 @@ import pytest
 
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.stages.normalize import _keys_before, _keys_of, _save_keys
+from tests.replay_pipeline.normalize.rows import call_message, pair_table, row
 
 SECRET = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
 
@@ -37,51 +38,49 @@ SIDE_CASES = {
 
 @pytest.mark.parametrize("side", ["chosen", "rejected"])
 @pytest.mark.parametrize("step", SIDE_CASES)
-def test_every_filter_acts_on_each_side(one_step, make_row, pair_table, step, side):
+def test_every_filter_acts_on_each_side(one_step, step, side):
     text, limit = SIDE_CASES[step]
     fine = {"chosen": "alpha beta gamma", "rejected": "delta epsilon"}
     prompt = "Here is the very answer to it."
-    rows = [make_row("good", prompt=prompt, **fine)]
-    rows.append(make_row("bad", prompt=prompt, **{**fine, side: text}))
+    rows = [row("good", prompt=prompt, **fine)]
+    rows.append(row("bad", prompt=prompt, **{**fine, side: text}))
     result = one_step(step).run(pair_table(*rows))
     assert result.kept["state_id"].to_pylist() == ["good"]
     assert [field for _, field, _ in dropped(result)] == [side]
     assert limit in result.dropped["drop_limit"][0].as_py()
 
 
-def test_a_statistic_at_its_limit_stays(one_step, make_row, pair_table):
+def test_a_statistic_at_its_limit_stays(one_step):
     result = one_step("text_length_filter: {min_len: 3, max_len: 5}").run(
-        pair_table(*(make_row(f"{n}", chosen="x" * n, rejected="four") for n in range(2, 7)))
+        pair_table(*(row(f"{n}", chosen="x" * n, rejected="four") for n in range(2, 7)))
     )
     assert result.kept["state_id"].to_pylist() == ["3", "4", "5"]
 
 
-def test_identical_sides_are_found_behind_ids_and_key_order(
-    one_step, make_row, make_call, pair_table
-):
-    read = make_call("Read", call_id="a", file_path="x", limit=3)
-    same = make_call("Read", call_id="b", limit=3, file_path="x")
-    other = make_call("Read", call_id="a", file_path="x", limit=4)
+def test_identical_sides_are_found_behind_ids_and_key_order(one_step):
+    read = call_message("Read", call_id="a", file_path="x", limit=3)
+    same = call_message("Read", call_id="b", limit=3, file_path="x")
+    other = call_message("Read", call_id="a", file_path="x", limit=4)
     result = one_step("pair_identical_filter: {}").run(
         pair_table(
-            make_row("same", chosen_action=read, rejected_action=same),
-            make_row("other", chosen_action=read, rejected_action=other),
+            row("same", chosen_action=read, rejected_action=same),
+            row("other", chosen_action=read, rejected_action=other),
         )
     )
     assert result.kept["state_id"].to_pylist() == ["other"]
 
 
-def test_faults_of_tool_calls_are_named(one_step, make_row, make_call, pair_table):
+def test_faults_of_tool_calls_are_named(one_step):
     tools = [{"type": "function", "function": {"name": "Read"}}]
-    broken = make_call("Read")
+    broken = call_message("Read")
     broken["tool_calls"][0]["function"]["arguments"] = '{"file_path": '
     result = one_step("pair_tool_call_filter: {}").run(
         pair_table(
-            make_row("fine", chosen_action=make_call("Read", file_path="x"), tools=tools),
-            make_row("no-tools", chosen_action=make_call("Other")),
-            make_row("unknown", chosen_action=make_call("Other"), tools=tools),
-            make_row("broken", rejected_action=broken, tools=tools),
-            make_row("nameless", chosen_action=make_call(""), tools=tools),
+            row("fine", chosen_action=call_message("Read", file_path="x"), tools=tools),
+            row("no-tools", chosen_action=call_message("Other")),
+            row("unknown", chosen_action=call_message("Other"), tools=tools),
+            row("broken", rejected_action=broken, tools=tools),
+            row("nameless", chosen_action=call_message(""), tools=tools),
         )
     )
     assert result.kept["state_id"].to_pylist() == ["fine", "no-tools"]
@@ -92,9 +91,9 @@ def test_faults_of_tool_calls_are_named(one_step, make_row, make_call, pair_tabl
     ]
 
 
-def test_a_secret_is_found_in_the_prompt_and_never_repeated(one_step, make_row, pair_table):
+def test_a_secret_is_found_in_the_prompt_and_never_repeated(one_step):
     result = one_step("pair_secret_filter: {}").run(
-        pair_table(make_row("clean"), make_row("leaky", prompt=f"token {SECRET}"))
+        pair_table(row("clean"), row("leaky", prompt=f"token {SECRET}"))
     )
     ((state, field, value),) = dropped(result)
     assert (state, field) == ("leaky", "prompt")
@@ -102,16 +101,16 @@ def test_a_secret_is_found_in_the_prompt_and_never_repeated(one_step, make_row, 
     assert SECRET not in value
 
 
-def test_near_duplicates_go_but_the_same_consensus_elsewhere_stays(one_step, make_row, pair_table):
+def test_near_duplicates_go_but_the_same_consensus_elsewhere_stays(one_step):
     rng = random.Random(1)
     words = [f"word{rng.randrange(500)}" for _ in range(120)]
     nearly = [*words[:60], "changed", *words[61:]]
     result = one_step("pair_near_deduplicator: {}").run(
         pair_table(
-            make_row("first", prompt="start", chosen=" ".join(words)),
-            make_row("nearly", prompt="start", chosen=" ".join(nearly)),
-            make_row("elsewhere", prompt="Now " + " ".join(words[::-1]), chosen=" ".join(words)),
-            make_row("unlike", prompt="start", chosen=" ".join(words[::-1])),
+            row("first", prompt="start", chosen=" ".join(words)),
+            row("nearly", prompt="start", chosen=" ".join(nearly)),
+            row("elsewhere", prompt="Now " + " ".join(words[::-1]), chosen=" ".join(words)),
+            row("unlike", prompt="start", chosen=" ".join(words[::-1])),
         )
     )
     assert result.kept["state_id"].to_pylist() == ["first", "elsewhere", "unlike"]
@@ -119,13 +118,13 @@ def test_near_duplicates_go_but_the_same_consensus_elsewhere_stays(one_step, mak
     assert 0.8 <= float(similarity) < 1
 
 
-def test_lint_marks_and_drops_nothing(make_row, make_call, pair_table):
+def test_lint_marks_and_drops_nothing():
     result = DJNormalizer("lint").run(
         pair_table(
-            make_row("identical", chosen="the same", rejected=" the same "),
-            make_row("leak", prompt=f"token {SECRET}"),
-            make_row("long", chosen="x" * 500),
-            make_row("fine"),
+            row("identical", chosen="the same", rejected=" the same "),
+            row("leak", prompt=f"token {SECRET}"),
+            row("long", chosen="x" * 500),
+            row("fine"),
         )
     )
     assert len(result.kept) == 4
@@ -139,20 +138,20 @@ def test_lint_marks_and_drops_nothing(make_row, make_call, pair_table):
     assert [row["pair.is_identical"] for row in stats] == [1, 0, 0, 0]
 
 
-def test_strict_keeps_ordinary_pairs(make_row, make_call, pair_table):
+def test_strict_keeps_ordinary_pairs():
     rows = [
-        make_row(f"s{n}", chosen_action=make_call("Read", file_path=f"m{n}/file_{n}.py"))
+        row(f"s{n}", chosen_action=call_message("Read", file_path=f"m{n}/file_{n}.py"))
         for n in range(50)
     ]
     assert DJNormalizer("strict").run(pair_table(*rows)).report.n_kept == 50
 
 
 @pytest.mark.parametrize("recipe", ["default", "strict"])
-def test_batches_know_earlier_batches_in_any_order_of_runs(tmp_path, recipe, make_row, pair_table):
+def test_batches_know_earlier_batches_in_any_order_of_runs(tmp_path, recipe):
     normalizer = DJNormalizer(recipe)
 
     def row(text):
-        return make_row(f"state {text}", prompt=text, chosen=f"do the thing called {text}")
+        return row(f"state {text}", prompt=text, chosen=f"do the thing called {text}")
 
     tables = {
         "b1": pair_table(row("one"), row("two")),

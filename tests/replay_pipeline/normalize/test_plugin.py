@@ -12,6 +12,7 @@ import pytest
 import replay_pipeline
 from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
 from replay_pipeline.normalize import DJNormalizer, load_recipe
+from tests.replay_pipeline.normalize.rows import call_message, pair_table, row
 from tests.support.forked import forked
 
 pytestmark = pytest.mark.slow
@@ -31,16 +32,16 @@ for recipe in recipes:
 
 
 @pytest.mark.slow
-def test_the_executor_of_data_juicer_keeps_the_same_rows(tmp_path, make_row, make_call, pair_table):
+def test_the_executor_of_data_juicer_keeps_the_same_rows(tmp_path):
     texts = ["no", "read the file again", "--------", "unbelievable", "Read the File again!"]
     rows = [
-        make_row(
+        row(
             f"s{n}",
             session_id=f"x{n % 3}",
             prompt=f"p{n % 40}",
             chosen=texts[n % 5],
             rejected=["write it", "!!!!!! -- a", f"write it {n % 9}"][n // 5 % 3],
-            chosen_action=make_call("Read", file_path=f"{n % 13}") if n % 4 == 0 else None,
+            chosen_action=call_message("Read", file_path=f"{n % 13}") if n % 4 == 0 else None,
         )
         for n in range(120)
     ]
@@ -82,16 +83,16 @@ assert {"pair_secret_filter", "pair_near_deduplicator"} <= OPERATORS.modules.key
 
 
 @pytest.fixture(scope="module")
-def some_pairs(make_row, make_call, pair_table):
+def some_pairs():
     """Rows of which every recipe drops some: short, odd, identical, twice, without an offered tool."""
     tools = [{"type": "function", "function": {"name": name}} for name in ("Read", "Bash")]
     rows = [
-        make_row(
+        row(
             f"s{n}",
             session_id=f"x{n % 3}",
             prompt=f"p{n % 40}",
             chosen=["no", "read the file again", "--------", "Mail a@b.c, see http://x.y"][n % 4],
-            chosen_action=make_call("Read", file_path=f"{n % 13}") if n % 4 == 0 else None,
+            chosen_action=call_message("Read", file_path=f"{n % 13}") if n % 4 == 0 else None,
             rejected=None if n == 5 else f"write it {n % 9}",
             tools=tools if n % 2 else None,
         )
@@ -144,8 +145,8 @@ def test_without_ray_the_extra_is_named(monkeypatch):
         DJNormalizer(executor="ray")
 
 
-def test_an_executor_that_fails_ends_with_its_last_words(make_row, pair_table, monkeypatch):
+def test_an_executor_that_fails_ends_with_its_last_words(monkeypatch):
     command = [sys.executable, "-c", "raise SystemExit('no disk is left')"]
     monkeypatch.setattr("replay_pipeline.normalize.executors.python", lambda *_: command)
     with pytest.raises(NormalizeError, match="no disk is left"):
-        DJNormalizer(executor="default").run(pair_table(make_row()))
+        DJNormalizer(executor="default").run(pair_table(row()))

@@ -7,6 +7,7 @@ import pytest
 
 from replay_pipeline.publish import blind, blind_control, in_words, publish
 from replay_pipeline.stages.audit.dataset import prompts_decide
+from tests.replay_pipeline.publish.rows import kept_row, kept_table
 
 
 def message(tool, text):
@@ -74,9 +75,9 @@ def test_equal_pairs_in_any_order_give_equal_figures_of_as_many_as_are_measured(
     assert one.n_pairs == 100
 
 
-def published(tmp_path, make_kept, kept_table, word):
+def published(tmp_path, word):
     rows = [
-        make_kept(
+        kept_row(
             n,
             session=f"session {n % 5}",
             chosen_messages_json=f"[{json.dumps({'role': 'assistant', 'content': f'fix {n}'})}]",
@@ -87,8 +88,8 @@ def published(tmp_path, make_kept, kept_table, word):
     return publish([("b", kept_table(*rows))], folder=tmp_path / "set")
 
 
-def test_every_publication_carries_its_control(tmp_path, make_kept, kept_table, caplog):
-    report = published(tmp_path, make_kept, kept_table, "todo")
+def test_every_publication_carries_its_control(tmp_path, caplog):
+    report = published(tmp_path, "todo")
     assert report.blind["ngrams"] == 1.0
     card = (tmp_path / "set" / "README.md").read_text("utf-8")
     assert f"## Prompt-blind control\n\n{in_words(report.blind)}" in card
@@ -99,7 +100,7 @@ def test_every_publication_carries_its_control(tmp_path, make_kept, kept_table, 
     assert verdict.facts["ngrams"] == 1.0
 
 
-def test_a_dataset_that_takes_the_prompt_passes_the_check(tmp_path, make_kept, kept_table):
+def test_a_dataset_that_takes_the_prompt_passes_the_check(tmp_path):
     report = publish([("b", kept_table(*range(4)))], folder=tmp_path / "set")
     assert report.blind is None
     assert prompts_decide(tmp_path / "set").holds

@@ -3,6 +3,7 @@ import yaml
 
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.layout import CONFIGS, schema_of
+from tests.replay_pipeline.publish.rows import kept_row, kept_table, positives_table
 from tests.support.hub import HubServer
 
 FACTS = {
@@ -32,7 +33,7 @@ FACTS = {
 
 
 @pytest.fixture(scope="module")
-def card(tmp_path_factory, kept_table, positives_table):
+def card(tmp_path_factory):
     folder = tmp_path_factory.mktemp("card") / "set"
     publish(
         [("b1", kept_table(*range(10))), ("b2", kept_table(*range(10, 14)))],
@@ -103,17 +104,15 @@ def test_the_card_passes_the_validation_of_the_hub_client(card, monkeypatch):
         assert hub.requests() == ["POST /api/validate-yaml 200"]
 
 
-def test_a_licence_of_the_caller_replaces_the_default(tmp_path, kept_table):
+def test_a_licence_of_the_caller_replaces_the_default(tmp_path):
     publish([("b", kept_table(1))], folder=tmp_path, card_facts={"license": "cc-by-4.0"})
     data = metadata((tmp_path / "README.md").read_text("utf-8"))
     assert data["license"] == "cc-by-4.0"
     assert "license_name" not in data
 
 
-def test_the_text_of_a_session_cannot_break_out_of_its_cell_or_block(
-    tmp_path, kept_table, make_kept
-):
-    row = make_kept(
+def test_the_text_of_a_session_cannot_break_out_of_its_cell_or_block(tmp_path):
+    row = kept_row(
         1,
         teachers_agreeing=["a | b\n# title"],
         rejected_messages_json='[{"role": "assistant", "content": "~~~\\n# escaped"}]',

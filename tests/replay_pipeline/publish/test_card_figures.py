@@ -8,14 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.publish import publish
+from tests.replay_pipeline.publish.rows import kept_row, kept_table, positives_table
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, kept_table, positives_table, make_kept):
+def folder(tmp_path_factory):
     """Of four batches one has pairs and positives, one pairs, one positives, and one nothing."""
     folder = tmp_path_factory.mktemp("figures") / "set"
     mixed = [
-        make_kept(n, session=f"s{n % 5}" + (".agent-a1" if n % 2 else ""))
+        kept_row(n, session=f"s{n % 5}" + (".agent-a1" if n % 2 else ""))
         | {
             "agreement_level": ("exact", "target")[n % 4 == 0],
             "outcome": ("ok", "tool_error")[n % 3 == 0],

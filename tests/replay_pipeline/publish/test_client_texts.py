@@ -12,7 +12,7 @@ from replay_pipeline.errors import SecretFoundError
 from replay_pipeline.ingesters.harness.neutral import system_prompt
 from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.client_texts import texts_in
-from tests.replay_pipeline.publish.conftest import tool
+from tests.replay_pipeline.publish.rows import kept_row, kept_table, tool
 from tests.support.hub import HubServer
 from trainer.data.dataset import load_preference_data
 
@@ -30,11 +30,11 @@ def client_texts(row, *, system=OF_THE_CLIENT):
 
 
 @pytest.fixture
-def batch(make_kept, kept_table):
+def batch():
     def batch(*numbers, with_texts=lambda number: True, **more):
         rows, texts = [], []
         for number in numbers:
-            row = make_kept(number)
+            row = kept_row(number)
             text = client_texts(row, **more) if with_texts(number) else None
             head = {"role": "system", "content": system_prompt()}
             messages = [head, *json.loads(row["state_messages_json"])]

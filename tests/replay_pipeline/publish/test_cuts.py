@@ -12,6 +12,7 @@ from replay_pipeline.actions.windows import OMITTED
 from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.publish import layout, publish
 from replay_pipeline.publish.lengths import TokenSizes, cut_pairs, with_needs
+from tests.replay_pipeline.publish.rows import kept_row, kept_table
 
 SYSTEM = {"role": "system", "content": "You are an agent.\nWorking directory: /w\n"}
 REQUEST = {"role": "user", "content": "Fix the cart."}
@@ -163,10 +164,10 @@ def test_an_estimate_is_rather_too_high():
         assert n_tokens <= SIZES._of_text(text) <= 1.6 * n_tokens, text
 
 
-def test_pairs_with_needs_are_published_and_read_back(tmp_path, kept_table, make_kept):
+def test_pairs_with_needs_are_published_and_read_back(tmp_path):
     messages = json.dumps([REQUEST, *READ])
     rows = [
-        make_kept(n, state_messages_json=messages, chosen_messages_json=json.dumps([edit()]))
+        kept_row(n, state_messages_json=messages, chosen_messages_json=json.dumps([edit()]))
         for n in range(3)
     ]
     publish([("b", kept_table(*rows))], folder=tmp_path / "set")

@@ -8,6 +8,7 @@ from replay_pipeline.publish import folder as room
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.folder import file_contents, replace_files
 from replay_pipeline.publish.version import read_manifests
+from tests.replay_pipeline.publish.rows import kept_table
 
 
 def test_files_are_written_kept_and_removed(tmp_path):
@@ -81,7 +82,7 @@ def test_without_hard_links_files_are_copied(tmp_path, monkeypatch):
     assert file_contents(target, "") == {"a": b"1", "b": b"2"}
 
 
-def test_publishers_to_one_folder_take_turns(tmp_path, kept_table):
+def test_publishers_to_one_folder_take_turns(tmp_path):
     def work(number):
         rows = kept_table(*range(number * 3, number * 3 + 3))
         return publish([(f"b{number}", rows)], folder=tmp_path / "set")

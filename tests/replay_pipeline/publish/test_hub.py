@@ -13,6 +13,7 @@ from replay_pipeline.errors import ConfigError, PublishError, SecretFoundError
 from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.folder import file_contents
 from replay_pipeline.publish.splits import name_sha
+from tests.replay_pipeline.publish.rows import kept_row, kept_table, positives_table
 from tests.support.forked import forked
 from tests.support.hub import HubServer
 
@@ -69,7 +70,7 @@ def data_paths(files):
     }
 
 
-def test_folder_and_repository_hold_the_same_files(server, target, kept_table, positives_table):
+def test_folder_and_repository_hold_the_same_files(server, target):
     report = publish(
         [("b1", kept_table(*range(10)))], positives=[("b1", positives_table(31, 32))], **target
     )
@@ -81,7 +82,7 @@ def test_folder_and_repository_hold_the_same_files(server, target, kept_table, p
     assert len(repository["commits"]) == 2
 
 
-def test_a_second_machine_adds_its_batch_to_what_is_there(server, target, kept_table, tmp_path):
+def test_a_second_machine_adds_its_batch_to_what_is_there(server, target, tmp_path):
     publish([("b1", kept_table(*range(10)))], **target)
     elsewhere = {**target, "folder": tmp_path / "elsewhere"}
     report = publish([("b2", kept_table(*range(10, 20)))], **elsewhere)
@@ -106,9 +107,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_passes_leaves_one_version_and_no_duplicates(
-    server, target, kept_table, fault
-):
+def test_a_fault_that_passes_leaves_one_version_and_no_duplicates(server, target, fault):
     server.fail(**FAULTS[fault])
     report = publish([("b1", kept_table(*range(10)))], **target)
     repository = held(server, target)
@@ -121,13 +120,13 @@ def test_a_fault_that_passes_leaves_one_version_and_no_duplicates(
 
 
 @pytest.mark.parametrize("token", ["hf_wrong", HubServer.read_token])
-def test_a_token_that_may_not_write_is_refused_at_once(server, target, kept_table, token):
+def test_a_token_that_may_not_write_is_refused_at_once(server, target, token):
     with pytest.raises(PublishError, match="HF_TOKEN"):
         publish([("b1", kept_table(1))], **{**target, "token": token})
     assert held(server, target) is None
 
 
-def test_faults_that_do_not_pass_end_with_one_line(server, target, kept_table, caplog):
+def test_faults_that_do_not_pass_end_with_one_line(server, target, caplog):
     publish([("b1", kept_table(*range(5)))], **target)
     before = held(server, target)
     server.fail(f"{COMMIT}", status=503, times=10**6)
@@ -140,14 +139,14 @@ def test_faults_that_do_not_pass_end_with_one_line(server, target, kept_table, c
     assert caplog.text.count("tried again for") == 1
 
 
-def test_a_repository_name_that_is_none_is_refused(target, kept_table):
+def test_a_repository_name_that_is_none_is_refused(target):
     with pytest.raises(ConfigError, match="repo_id"):
         publish([("b1", kept_table(1))], **{**target, "repo_id": "no/such/name"})
 
 
-def test_a_secret_reaches_neither_folder_nor_hub(server, target, kept_table, make_kept):
+def test_a_secret_reaches_neither_folder_nor_hub(server, target):
     told = [{"role": "user", "content": "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"}]
-    leaky = [("b2", kept_table(make_kept(9, state_messages_json=json.dumps(told))))]
+    leaky = [("b2", kept_table(kept_row(9, state_messages_json=json.dumps(told))))]
     with pytest.raises(SecretFoundError):
         publish(leaky, **target)
     assert held(server, target) is None
@@ -158,7 +157,7 @@ def test_a_secret_reaches_neither_folder_nor_hub(server, target, kept_table, mak
     assert held(server, target) == before
 
 
-def test_a_retracted_session_leaves_and_does_not_come_back(server, target, kept_table):
+def test_a_retracted_session_leaves_and_does_not_come_back(server, target):
     batches = [("b1", kept_table(*range(10))), ("b2", kept_table(*range(10, 20)))]
     publish(batches, **target)
     report = retract(session_ids=["session-3"], **target)
@@ -176,9 +175,7 @@ def test_a_retracted_session_leaves_and_does_not_come_back(server, target, kept_
     )
 
 
-def test_a_session_is_retracted_from_batches_that_only_the_hub_has(
-    server, target, kept_table, tmp_path
-):
+def test_a_session_is_retracted_from_batches_that_only_the_hub_has(server, target, tmp_path):
     for number in range(2):
         where = {**target, "folder": tmp_path / f"m{number}"}
         publish([(f"b{number}", kept_table(*range(number * 10, number * 10 + 10)))], **where)
@@ -189,7 +186,7 @@ def test_a_session_is_retracted_from_batches_that_only_the_hub_has(
     assert report.commit
 
 
-def test_a_retracted_batch_can_be_erased_for_good(server, target, kept_table):
+def test_a_retracted_batch_can_be_erased_for_good(server, target):
     publish([("b1", kept_table(*range(10))), ("b2", kept_table(*range(10, 20)))], **target)
     old = held(server, target)["files"]
     retract(batches=["b2"], erase=True, **target)
@@ -214,7 +211,7 @@ def test_a_retracted_batch_can_be_erased_for_good(server, target, kept_table):
 
 
 @pytest.mark.slow
-def test_12_publishers_under_faults_publish_every_shard_once(server, target, kept_table, tmp_path):
+def test_12_publishers_under_faults_publish_every_shard_once(server, target, tmp_path):
     for match, status, times, is_done in (
         (COMMIT, 409, 8, False),
         (COMMIT, 503, 4, False),
@@ -279,9 +276,7 @@ publish([("b2", full_table(rows, "normalized_pairs"))], **where)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["linking", "swapping", "swapped", "committing"])
-def test_a_publisher_killed_at_any_point_leaves_a_whole_version(
-    server, target, kept_table, make_kept, step, tmp_path
-):
+def test_a_publisher_killed_at_any_point_leaves_a_whole_version(server, target, step, tmp_path):
     publish([("b1", kept_table(*range(5)))], **target)
     old, old_hub = file_contents(target["folder"], ""), held(server, target)
     publish([("b1", kept_table(*range(5))), ("b2", kept_table(6, 7))], folder=tmp_path / "expected")
@@ -291,7 +286,7 @@ def test_a_publisher_killed_at_any_point_leaves_a_whole_version(
     where = {**target, "folder": str(target["folder"])}
     done = subprocess.run(
         forked([sys.executable, "-c", KILLED, json.dumps(where), step], "libraries"),
-        input=json.dumps([make_kept(6), make_kept(7)]).encode(),
+        input=json.dumps([kept_row(6), kept_row(7)]).encode(),
         env={
             **{k: v for k, v in os.environ.items() if not k.startswith("HF_")},
             **server.environment(),

@@ -8,20 +8,21 @@ import yaml
 
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.version import read_manifests
+from tests.replay_pipeline.publish.rows import call_message, kept_row, kept_table
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
 REQUEST = {"role": "user", "content": "Fix the first request."}
 
 
-def steps(make_call, n, size=2_000):
+def steps(n, size=2_000):
     for number in range(n):
-        yield make_call("Grep", pattern=f"step {number}")
+        yield call_message("Grep", pattern=f"step {number}")
         yield {"role": "tool", "tool_call_id": "call_1", "content": f"{number} {'word ' * size}"}
 
 
-def long_row(make_kept, make_call, number, *, n_steps=8, size=2_000, **others):
-    messages = [SYSTEM, REQUEST, *steps(make_call, n_steps, size)]
-    return make_kept(number, state_messages_json=json.dumps(messages), **others)
+def long_row(number, *, n_steps=8, size=2_000, **others):
+    messages = [SYSTEM, REQUEST, *steps(n_steps, size)]
+    return kept_row(number, state_messages_json=json.dumps(messages), **others)
 
 
 def rows_of(folder: Path, config: str):
@@ -31,10 +32,8 @@ def rows_of(folder: Path, config: str):
     return {row["state_id"]: row for row in rows}
 
 
-def test_where_no_step_can_go_long_messages_lose_their_middle(
-    tmp_path, kept_table, make_kept, make_call
-):
-    table = kept_table(long_row(make_kept, make_call, 1, n_steps=1, size=20_000))
+def test_where_no_step_can_go_long_messages_lose_their_middle(tmp_path):
+    table = kept_table(long_row(1, n_steps=1, size=20_000))
     publish([("b", table)], folder=tmp_path / "set", lengths=[8_192])
     (row,) = rows_of(tmp_path / "set", "pairs_8k").values()
     result = row["prompt"][-1]["content"]
@@ -44,19 +43,19 @@ def test_where_no_step_can_go_long_messages_lose_their_middle(
     assert result.endswith("word ")
 
 
-def test_what_cannot_be_cut_is_counted_by_reason_and_told(
-    tmp_path, kept_table, make_kept, make_call
-):
+def test_what_cannot_be_cut_is_counted_by_reason_and_told(tmp_path):
     many = [SYSTEM, *[{"role": "user", "content": f"Request {n}. " * 40} for n in range(90)]]
-    calls = [{**make_call("Grep", pattern=f"{n} {'x' * 900}")["tool_calls"][0]} for n in range(30)]
+    calls = [
+        {**call_message("Grep", pattern=f"{n} {'x' * 900}")["tool_calls"][0]} for n in range(30)
+    ]
     step = {"role": "assistant", "content": "", "tool_calls": calls}
     rows = [
-        make_kept(
+        kept_row(
             1, chosen_messages_json=json.dumps([{"role": "assistant", "content": "word " * 4_000}])
         ),
-        make_kept(2, state_messages_json=json.dumps([SYSTEM, REQUEST, step])),
-        make_kept(3, state_messages_json=json.dumps([*many[:1] * 400, REQUEST])),
-        make_kept(4),
+        kept_row(2, state_messages_json=json.dumps([SYSTEM, REQUEST, step])),
+        kept_row(3, state_messages_json=json.dumps([*many[:1] * 400, REQUEST])),
+        kept_row(4),
     ]
     publish([("b", kept_table(*rows))], folder=tmp_path / "set", lengths=[4_096])
     manifest = read_manifests(tmp_path / "set")["b"]
@@ -73,10 +72,8 @@ def test_what_cannot_be_cut_is_counted_by_reason_and_told(
     assert "| `pairs_4k` | the last step alone | 1 |" in card
 
 
-def test_the_card_tells_lengths_and_the_setting_that_drops_nothing(
-    tmp_path, kept_table, make_kept, make_call
-):
-    table = kept_table(long_row(make_kept, make_call, 1, n_steps=20), *range(2, 12))
+def test_the_card_tells_lengths_and_the_setting_that_drops_nothing(tmp_path):
+    table = kept_table(long_row(1, n_steps=20), *range(2, 12))
     publish([("b", table)], folder=tmp_path / "set", lengths=[4_096, 5_000])
     card = (tmp_path / "set" / "README.md").read_text("utf-8")
     longest = max(row["n_tokens"] for row in rows_of(tmp_path / "set", "pairs").values())
@@ -91,10 +88,10 @@ def test_the_card_tells_lengths_and_the_setting_that_drops_nothing(
     } == there
 
 
-def test_retracting_keeps_the_cut_pairs_of_the_others(tmp_path, kept_table, make_kept, make_call):
+def test_retracting_keeps_the_cut_pairs_of_the_others(tmp_path):
     from replay_pipeline.publish import retract
 
-    table = kept_table(*[long_row(make_kept, make_call, n) for n in range(6)])
+    table = kept_table(*[long_row(n) for n in range(6)])
     publish([("b", table)], folder=tmp_path / "set")
     before = rows_of(tmp_path / "set", "pairs_8k")
     retract(folder=tmp_path / "set", session_ids=["session-1"])

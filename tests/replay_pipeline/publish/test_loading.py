@@ -6,10 +6,11 @@ import pandas as pd
 import pytest
 
 from replay_pipeline.publish import publish
+from tests.replay_pipeline.publish.rows import kept_row, kept_table, positives_table
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, kept_table, positives_table):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("published") / "set"
     batches = [("b1", kept_table(*range(8))), ("b2", kept_table(*range(8, 16)))]
     publish(batches, folder=folder, positives=[("b2", positives_table(*range(40, 46)))])
@@ -28,12 +29,12 @@ def load(folder, tmp_path_factory):
     return load
 
 
-def test_the_default_config_is_pairs_of_messages(load, make_kept):
+def test_the_default_config_is_pairs_of_messages(load):
     rows = load(None)
     assert set(rows) == {"train", "test"}
     every = {row["state_id"]: row for split in rows.values() for row in split}
     assert len(every) == 16
-    row, source = every["state-3"], make_kept(3)
+    row, source = every["state-3"], kept_row(3)
     none = {"tool_calls": None, "tool_call_id": None}
     assert row["prompt"][0] == none | json.loads(source["state_messages_json"])[0]
     (chosen,) = row["chosen"]
@@ -47,7 +48,7 @@ def test_the_default_config_is_pairs_of_messages(load, make_kept):
     assert {name: row[name] for name in scalars} == {name: source[name] for name in scalars}
 
 
-def test_what_nobody_confirmed_is_in_a_config_of_its_own(tmp_path, positives_table):
+def test_what_nobody_confirmed_is_in_a_config_of_its_own(tmp_path):
     import datasets
 
     agreed, alone = positives_table(*range(6)), positives_table(*range(6, 12))
@@ -65,9 +66,7 @@ def test_what_nobody_confirmed_is_in_a_config_of_its_own(tmp_path, positives_tab
     assert kinds_of("prompts") == ["agreement"] * 6
 
 
-def test_a_dataset_without_rows_has_no_data_and_its_manifests_are_not_taken_for_it(
-    tmp_path, kept_table
-):
+def test_a_dataset_without_rows_has_no_data_and_its_manifests_are_not_taken_for_it(tmp_path):
     import datasets
 
     publish([("b1", kept_table())], folder=tmp_path / "set")
@@ -87,7 +86,7 @@ def test_prompts_hold_every_consensus(load):
     assert all(row["consensus"]["tool_calls"] for row in rows)
 
 
-def test_a_new_publication_is_never_hidden_by_the_cache_of_an_older_one(tmp_path, kept_table):
+def test_a_new_publication_is_never_hidden_by_the_cache_of_an_older_one(tmp_path):
     import datasets
 
     def states(folder):

@@ -7,13 +7,14 @@ from replay_pipeline.errors import ConfigError, PublishError, SchemaError, Secre
 from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.folder import file_contents, list_files
 from replay_pipeline.publish.version import read_manifests
+from tests.replay_pipeline.publish.rows import kept_row, kept_table, positives_table
 
 
 def snapshot(folder):
     return file_contents(folder, "")
 
 
-def test_publishing_again_changes_nothing(tmp_path, kept_table, positives_table):
+def test_publishing_again_changes_nothing(tmp_path):
     batches = [("b1", kept_table(*range(10))), ("b2", kept_table(*range(10, 20)))]
     positives = [("b2", positives_table(50, 51))]
     first = publish(batches, folder=tmp_path / "set", positives=positives)
@@ -28,7 +29,7 @@ def test_publishing_again_changes_nothing(tmp_path, kept_table, positives_table)
     assert {path.name for path in tmp_path.iterdir()} == {"set", ".set.lock"}
 
 
-def test_a_changed_batch_replaces_its_own_files_only(tmp_path, kept_table):
+def test_a_changed_batch_replaces_its_own_files_only(tmp_path):
     folder = tmp_path / "set"
     publish([("b1", kept_table(1, 2, 3)), ("b2", kept_table(4, 5, 6))], folder=folder)
     (folder / "NOTES.txt").write_text("mine")
@@ -44,13 +45,13 @@ def test_a_changed_batch_replaces_its_own_files_only(tmp_path, kept_table):
     }
 
 
-def test_a_planted_secret_stops_everything(tmp_path, kept_table, make_kept):
+def test_a_planted_secret_stops_everything(tmp_path):
     folder = tmp_path / "set"
     publish([("b1", kept_table(1, 2, 3))], folder=folder)
     before = snapshot(folder)
     secret = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
     told = [{"role": "user", "content": f"use {secret} to log in"}]
-    bad = make_kept(9, state_messages_json=json.dumps(told))
+    bad = kept_row(9, state_messages_json=json.dumps(told))
     with pytest.raises(SecretFoundError, match=r"batch b2, pairs, state state-9, prompt") as caught:
         publish([("b2", kept_table(8, bad))], folder=folder)
     assert secret not in str(caught.value)
@@ -61,13 +62,13 @@ def test_a_planted_secret_stops_everything(tmp_path, kept_table, make_kept):
 
 
 @pytest.mark.parametrize("key", ["", "../up", "a/b", ".hidden", "a" * 101, "b 1"])
-def test_a_batch_key_that_is_no_folder_name_is_refused(tmp_path, kept_table, key):
+def test_a_batch_key_that_is_no_folder_name_is_refused(tmp_path, key):
     with pytest.raises(ConfigError, match="trace batch"):
         publish([(key, kept_table(1))], folder=tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_large_batches_are_written_as_several_shards(tmp_path, kept_table, monkeypatch):
+def test_large_batches_are_written_as_several_shards(tmp_path, monkeypatch):
     folder = tmp_path / "set"
     monkeypatch.setattr("replay_pipeline.publish.layout.MAX_SHARD_BYTES", 20_000)
     publish([("b", kept_table(*range(100)))], folder=folder)
@@ -112,7 +113,7 @@ def test_what_is_no_normalized_pair_is_refused_with_what_to_call(tmp_path, given
         publish(given, folder=tmp_path / "set")
 
 
-def test_a_dataset_of_another_version_is_refused_and_stays(tmp_path, kept_table):
+def test_a_dataset_of_another_version_is_refused_and_stays(tmp_path):
     folder = tmp_path / "set"
     publish([("b1", kept_table(*range(3)))], folder=folder)
     manifest = folder / "manifests" / "b1.json"

@@ -10,6 +10,7 @@ from replay_pipeline.publish.splits import (
     position,
     shared,
 )
+from tests.replay_pipeline.publish.rows import kept_row, kept_table, positives_table
 
 
 def ids_by_position(n=200):
@@ -64,7 +65,7 @@ def test_a_message_ties_two_or_three_conversations_those_published_before_among_
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_sharing", "is_kept_together"), [(3, True), (4, False)])
 def test_what_more_than_three_conversations_share_ties_nobody(
-    n_sharing, is_kept_together, tmp_path, kept_table, make_kept
+    n_sharing, is_kept_together, tmp_path
 ):
     """Also where they come one after the other."""
     low = ids_by_position()[:2]
@@ -73,7 +74,7 @@ def test_what_more_than_three_conversations_share_ties_nobody(
     said = {name: ["message"] for name in names}
     for n, name in enumerate([*names[:0], *names]):
         publish(
-            [(f"b{n}", kept_table(make_kept(n, session=name)))],
+            [(f"b{n}", kept_table(kept_row(n, session=name)))],
             folder=tmp_path / "set",
             test_fraction=0.25,
             messages=lambda batch: said,
@@ -101,9 +102,7 @@ def pq_column(path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "fraction"), [(2, 0.1), (3, 0.5)])
-def test_no_conversation_changes_its_side_while_a_dataset_grows(
-    seed, fraction, tmp_path, kept_table, make_kept, positives_table
-):
+def test_no_conversation_changes_its_side_while_a_dataset_grows(seed, fraction, tmp_path):
     """Of 20 publications some bring new batches, some bring known ones with other rows."""
     drawn = random.Random(seed)
     talks = [f"{drawn.getrandbits(64):016x}" for _ in range(12)]
@@ -114,7 +113,7 @@ def test_no_conversation_changes_its_side_while_a_dataset_grows(
         for n in range(drawn.randrange(1, 5)):
             talk = drawn.choice(talks)
             part = drawn.choice([talk, f"{talk}.agent-a{n}", f"fork-of-{talk}"])
-            rows.append(make_kept(number * 10 + n, session=part) | {"conversation": talk})
+            rows.append(kept_row(number * 10 + n, session=part) | {"conversation": talk})
         publish(
             [(batch, kept_table(*rows))],
             positives=[(batch, positives_table())],
@@ -128,9 +127,9 @@ def test_no_conversation_changes_its_side_while_a_dataset_grows(
             assert known.setdefault(talk, side) == side
 
 
-def test_what_fell_out_comes_back_to_its_side(tmp_path, kept_table, make_kept):
+def test_what_fell_out_comes_back_to_its_side(tmp_path):
     first, *_ = ids_by_position()[-3:]
-    rows = [make_kept(n, session=session) for n, session in enumerate(ids_by_position()[-3:])]
+    rows = [kept_row(n, session=session) for n, session in enumerate(ids_by_position()[-3:])]
     publish([("b1", kept_table(*rows))], folder=tmp_path / "set")
     assert sides_of(tmp_path / "set")[first] == {"test"}  # put there, by its hash it would not be
     publish([("b1", kept_table(*rows[1:]))], folder=tmp_path / "set")
@@ -138,8 +137,8 @@ def test_what_fell_out_comes_back_to_its_side(tmp_path, kept_table, make_kept):
     assert sides_of(tmp_path / "set")[first] == {"test"}
 
 
-def test_another_fraction_is_for_what_is_new(tmp_path, kept_table, make_kept):
-    rows = [make_kept(n, session=f"s-{n}") for n in range(40)]
+def test_another_fraction_is_for_what_is_new(tmp_path):
+    rows = [kept_row(n, session=f"s-{n}") for n in range(40)]
     publish([("b1", kept_table(*rows[:20]))], folder=tmp_path / "set", test_fraction=0.1)
     before = sides_of(tmp_path / "set")
     publish([("b2", kept_table(*rows[20:]))], folder=tmp_path / "set", test_fraction=0.9)
@@ -149,8 +148,8 @@ def test_another_fraction_is_for_what_is_new(tmp_path, kept_table, make_kept):
     assert n_test > 15
 
 
-def test_rows_without_a_session_are_split_by_state(tmp_path, kept_table, make_kept):
-    rows = [make_kept(n) | {"session_id": None} for n in range(60)]
+def test_rows_without_a_session_are_split_by_state(tmp_path):
+    rows = [kept_row(n) | {"session_id": None} for n in range(60)]
     report = publish([("b", kept_table(*rows))], folder=tmp_path / "set")
     assert report.rows_by_split["pairs"]["test"] > 3
 

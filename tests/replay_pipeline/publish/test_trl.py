@@ -6,6 +6,7 @@ import re
 import pytest
 
 from replay_pipeline.publish import publish
+from tests.replay_pipeline.publish.rows import call_message, kept_row, kept_table, positives_table
 
 TEMPLATE = """{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
 {% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}
@@ -62,7 +63,7 @@ def model(tokenizer, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory, kept_table, positives_table):
+def load(tmp_path_factory):
     import datasets
 
     root = tmp_path_factory.mktemp("trl")
@@ -139,9 +140,7 @@ def test_grpo_trainer_trains_on_prompts_and_sees_the_consensus(load, model, toke
     assert seen[0][1]["tool_calls"][0]["function"]["name"] == "Read"
 
 
-def test_with_the_cards_line_no_row_is_dropped_and_no_side_cut_off(
-    model, tmp_path, kept_table, make_kept, make_call
-):
+def test_with_the_cards_line_no_row_is_dropped_and_no_side_cut_off(model, tmp_path):
     """By the setting of each config; TRL's own default drops every one of these rows."""
     import datasets
     from trl.trainer.dpo_config import DPOConfig
@@ -153,9 +152,9 @@ def test_with_the_cards_line_no_row_is_dropped_and_no_side_cut_off(
         messages = [{"role": "user", "content": f"Fix {number}."}]
         for step in range(12):
             text = f"{number} {step} " + "def total(prices): return sum(prices)\n" * 60
-            messages.append(make_call("Read", file_path=f"{step}.py"))
+            messages.append(call_message("Read", file_path=f"{step}.py"))
             messages.append({"role": "tool", "tool_call_id": "call_1", "content": text})
-        return make_kept(number, state_messages_json=json.dumps(messages))
+        return kept_row(number, state_messages_json=json.dumps(messages))
 
     rows = [long_row(number) for number in range(8)]
     tokenizer = train_tokenizer([row["state_messages_json"] for row in rows], vocab_size=400)
@@ -190,10 +189,10 @@ WITHOUT_CALLS = """{%- for message in messages %}<{{ message.role }}>{{ message.
 
 
 @pytest.fixture
-def calls_alone(tmp_path, kept_table, make_kept, make_call):
+def calls_alone(tmp_path):
     """A dataset whose sides differ in their calls alone."""
-    rejected = json.dumps([make_call("Grep", pattern="elsewhere")])
-    rows = [make_kept(n, rejected_messages_json=rejected) for n in range(12)]
+    rejected = json.dumps([call_message("Grep", pattern="elsewhere")])
+    rows = [kept_row(n, rejected_messages_json=rejected) for n in range(12)]
     publish([("b1", kept_table(*rows))], folder=tmp_path / "set")
     return tmp_path / "set"
 

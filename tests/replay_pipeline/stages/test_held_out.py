@@ -14,7 +14,7 @@ from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
 from replay_pipeline.stages.audit.held_out import shared_conversations, shared_messages
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.full_tables import full_table
-from tests.replay_pipeline.publish.conftest import call_message, kept_row
+from tests.replay_pipeline.publish.rows import call_message, kept_row
 
 LONG = "Find every caller of the parser and say which of its two results each of them reads. " * 3
 

@@ -1,11 +1,9 @@
 """Pairs of agent actions, as the stage before writes them."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from tests.full_tables import full_table
 
@@ -51,19 +49,5 @@ def row(
     }
 
 
-@pytest.fixture(scope="session")
-def make_row() -> Callable[..., dict[str, Any]]:
-    return row
-
-
-@pytest.fixture(scope="session")
-def make_call() -> Callable[..., dict]:
-    return call_message
-
-
-@pytest.fixture(scope="session")
-def pair_table() -> Callable[..., pa.Table]:
-    def build(*rows: dict[str, Any]) -> pa.Table:
-        return full_table(list(rows), "dpo_pairs")
-
-    return build
+def pair_table(*rows: dict[str, Any]) -> pa.Table:
+    return full_table(list(rows), "dpo_pairs")

@@ -1,11 +1,9 @@
 """Tables as the normalizer writes them."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from tests.full_tables import full_table
 
@@ -76,36 +74,11 @@ def positive_row(number: int, *, session: str | None = None) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="session")
-def make_kept() -> Callable[..., dict[str, Any]]:
-    return kept_row
+def kept_table(*rows: dict[str, Any] | int) -> pa.Table:
+    found = [kept_row(row) if isinstance(row, int) else row for row in rows]
+    return full_table(found, "normalized_pairs")
 
 
-@pytest.fixture(scope="session")
-def make_tool() -> Callable[..., dict[str, Any]]:
-    return tool
-
-
-@pytest.fixture(scope="session")
-def make_call() -> Callable[..., dict[str, Any]]:
-    return call_message
-
-
-@pytest.fixture(scope="session")
-def kept_table() -> Callable[..., pa.Table]:
-    def build(*rows: dict[str, Any] | int) -> pa.Table:
-        return full_table(
-            [kept_row(row) if isinstance(row, int) else row for row in rows], "normalized_pairs"
-        )
-
-    return build
-
-
-@pytest.fixture(scope="session")
-def positives_table() -> Callable[..., pa.Table]:
-    def build(*rows: dict[str, Any] | int) -> pa.Table:
-        return full_table(
-            [positive_row(row) if isinstance(row, int) else row for row in rows], "positives"
-        )
-
-    return build
+def positives_table(*rows: dict[str, Any] | int) -> pa.Table:
+    found = [positive_row(row) if isinstance(row, int) else row for row in rows]
+    return full_table(found, "positives")
