@@ -407,6 +407,12 @@ class Settings(_Section):
         """Return the local folder that the trainer writes to."""
         return self.train.output or self.local_dir() / "model"
 
+    def kept_dir(self) -> Path | None:
+        """Return the local folder for the bytes of sessions, or None if they aren't kept."""
+        # Unredacted logs never go to an object store.
+        is_here = self.home_dir is not None or isinstance(self.data_dir, Path)
+        return self.local_dir() / "sources" if self.ingest.keeps_bytes and is_here else None
+
     def secrets(self) -> list[str]:
         """Return the keys and passwords of the environment, longest first. They stay on this machine.
 

@@ -84,7 +84,7 @@ def all_checks(stages: Sequence[Stage]) -> list[dg.AssetChecksDefinition]:
         check(stage.asset, c.name, of_batches(c.look), asks=c.look, blocking=c.is_blocking)
         for stage in stages
         if stage.is_by_batch
-        for c in stage.checks()
+        for c in stage.checks
     ]
     found += [
         check("published_dataset", name, of_dataset(look), asks=look, blocking=True)

@@ -10,20 +10,33 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from replay_pipeline.ingesters import (
+    TraceBatch,
+    ingest,
+    is_kept,
+    is_there,
+    read_manifest,
+    restore,
+    without_states,
+)
+from replay_pipeline.ingesters.base import SourceSlice
+from replay_pipeline.ingesters.corpus import IngestResult
+from replay_pipeline.ingesters.fidelity import shares_by_client
+from replay_pipeline.ingesters.log_rows import state_ids_for
+from replay_pipeline.redaction.redactor import Redactor
 from replay_pipeline.settings import Settings, redaction_salt
+from replay_pipeline.stages.audit import tables
 from replay_pipeline.stages.receipts import Overview, Receipt, added, hash_texts, shares_near, total
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.work.markdown import bars
+from replay_pipeline.stages.work.redacting import redacted_again
+from replay_pipeline.storage.folds import Fold
 from replay_pipeline.types import TraceState, conversation_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from replay_pipeline.ingesters import TraceBatch
-    from replay_pipeline.ingesters.base import SourceSlice
-    from replay_pipeline.ingesters.corpus import IngestResult
     from replay_pipeline.stages.project import Project
-    from replay_pipeline.storage.folds import Fold
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +50,6 @@ def read_sessions(task: Task) -> Report:
     what depends on it is redone there, and no answer is paid for twice. If a log no longer exists,
     its kept bytes are read. Without kept bytes, it is counted as lost and the rest is read.
     """
-    from replay_pipeline.ingesters import read_manifest
-
     project, batch = task.project, task.batch
     manifest = read_manifest(batch, project.root.path)
     lost = lost_sources(project, manifest)
@@ -61,14 +72,11 @@ def read_sessions(task: Task) -> Report:
 
 
 def _read(
-    task: Task, manifest: "TraceBatch", lost: "Sequence[SourceSlice]", folder: Path
-) -> "IngestResult":
+    task: Task, manifest: TraceBatch, lost: Sequence[SourceSlice], folder: Path
+) -> IngestResult:
     """Read what is there of a batch; logs that are gone are restored below `folder`."""
-    from replay_pipeline.ingesters import ingest, is_there, restore
-    from replay_pipeline.stages.work.discovery import kept_folder
-
     project, batch, options = task.project, task.batch, task.project.settings.ingest
-    kept, owners = kept_folder(project.settings), owners_of(project)
+    kept, owners = project.settings.kept_dir(), owners_of(project)
     slices = [
         source
         if kept is None or is_there(source, cursor.tail_sha)
@@ -88,7 +96,7 @@ def _read(
     )
 
 
-def _with_earlier_conversations(task: Task, result: "IngestResult") -> "IngestResult":
+def _with_earlier_conversations(task: Task, result: IngestResult) -> IngestResult:
     """Return what was read with the names of the conversations of earlier batches that go on."""
     project = task.project
     moved = _moved_sessions(project).before(task.batch)
@@ -113,12 +121,9 @@ def _with_earlier_conversations(task: Task, result: "IngestResult") -> "IngestRe
     return result.renamed(names)
 
 
-def lost_sources(project: "Project", manifest: "TraceBatch") -> "list[SourceSlice]":
+def lost_sources(project: "Project", manifest: TraceBatch) -> list[SourceSlice]:
     """Return the logs of a batch that no longer exist and have no kept bytes."""
-    from replay_pipeline.ingesters import is_kept, is_there
-    from replay_pipeline.stages.work.discovery import kept_folder
-
-    folder = kept_folder(project.settings)
+    folder = project.settings.kept_dir()
     return [
         source
         for source, cursor in zip(manifest.slices, manifest.cursors, strict=True)
@@ -129,8 +134,6 @@ def lost_sources(project: "Project", manifest: "TraceBatch") -> "list[SourceSlic
 
 def redact_again(task: Task, *, n_lost: int) -> Report:
     """Redact the tables of a batch in place, without reading its sessions again."""
-    from replay_pipeline.stages.work.redacting import redacted_again
-
     assert task.last is not None
     logger.info("%s: redacting its tables without reading its sessions again", task.batch)
     tables = {name: task.read(name) for name in TABLES}
@@ -142,16 +145,13 @@ def redact_again(task: Task, *, n_lost: int) -> Report:
     return {**task.last.report, "redactions": redactions, "n_files_gone": n_lost}
 
 
-def _write(task: Task, tables: "Mapping[str, pa.Table | Iterable[pa.Table]]") -> None:
+def _write(task: Task, tables: Mapping[str, pa.Table | Iterable[pa.Table]]) -> None:
     for name, table in tables.items():
         task.write(name, table)
 
 
 def _supersede(task: Task, state_ids: set[str]) -> None:
     """Take these states out of the earlier batches that had them."""
-    from replay_pipeline.ingesters import without_states
-    from replay_pipeline.ingesters.fidelity import shares_by_client
-
     project, owned = task.project, dict[str, set[str]]()
     for state_id in state_ids:
         if (owner := owners_of(project).get(state_id) or task.batch) != task.batch:
@@ -206,7 +206,7 @@ class _Owners(dict[str, str]):
         return self._contents[owner].get(state_id)
 
 
-def _moved_sessions(project: "Project") -> "Fold[dict[str, str]]":
+def _moved_sessions(project: "Project") -> Fold[dict[str, str]]:
     """Return the conversations of sessions that go on with one of an earlier batch."""
 
     def add(known: dict[str, str], batch: str) -> dict[str, str]:
@@ -235,13 +235,8 @@ class _Owned:
 
 def _log_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
     """Find the rows of the logs that a state was read from, redacted as its tables are."""
-    from replay_pipeline.ingesters import is_kept, read_manifest, restore
-    from replay_pipeline.ingesters.log_rows import state_ids_for
-    from replay_pipeline.redaction.redactor import Redactor
-    from replay_pipeline.stages.work.discovery import kept_folder
-
     redactor, found = Redactor(salt=redaction_salt()), list[dict[str, Any]]()
-    folder, is_redacted = kept_folder(project.settings), project.settings.ingest.is_redacted
+    folder, is_redacted = project.settings.kept_dir(), project.settings.ingest.is_redacted
     with TemporaryDirectory() as name:
         for source in read_manifest(batch, project.root.path).slices:
             path = source.place
@@ -264,8 +259,6 @@ def _decisive(settings: Settings) -> Mapping[str, Any]:
 
 
 def _inputs(project: "Project", batch: str) -> Mapping[str, str]:
-    from replay_pipeline.ingesters import read_manifest
-
     return {"sessions": hash_texts([read_manifest(batch, project.root.path).to_json()])}
 
 
@@ -275,8 +268,6 @@ def _n_lost(report: Report) -> int:
 
 def _is_done(project: "Project", receipt: Receipt) -> bool:
     """Return whether no log that was gone has come back."""
-    from replay_pipeline.ingesters import read_manifest
-
     if not (n_lost := _n_lost(receipt.report)):
         return True
     manifest = read_manifest(receipt.batch, project.root.path)
@@ -325,16 +316,6 @@ def _facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
     }
 
 
-def _checks() -> tuple[Check, ...]:
-    from replay_pipeline.stages.audit import tables
-
-    return (
-        Check(name="every_row_is_accounted_for", look=tables.rows_accounted),
-        Check(name="states_are_whole", look=tables.whole_states, is_blocking=True),
-        Check(name="prefixes_are_faithful", look=tables.faithful_prefixes),
-    )
-
-
 INGEST = Stage(
     name="ingest",
     about="Every decision point of the batch: what the agent saw, did, and what came of it.",
@@ -348,6 +329,10 @@ INGEST = Stage(
     figures=_figures,
     facts=_facts,
     trace=_log_rows,
-    checks=_checks,
+    checks=(
+        Check(name="every_row_is_accounted_for", look=tables.rows_accounted),
+        Check(name="states_are_whole", look=tables.whole_states, is_blocking=True),
+        Check(name="prefixes_are_faithful", look=tables.faithful_prefixes),
+    ),
     asset="trace_states",
 )

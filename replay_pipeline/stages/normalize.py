@@ -3,19 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from replay_pipeline.errors import StorageError
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.audit import tables
 from replay_pipeline.stages.receipts import Overview, Receipt, added, hash_texts, total
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
 from replay_pipeline.stages.work.markdown import bars
+from replay_pipeline.storage.folds import Fold
 from replay_pipeline.storage.store import Place, written_whole
+from replay_pipeline.storage.tables import readable
 
 if TYPE_CHECKING:
     from replay_pipeline.normalize import DJNormalizer
     from replay_pipeline.normalize.memory import Memory
     from replay_pipeline.stages.project import Project
-    from replay_pipeline.storage.folds import Fold
 
 
 def normalize_pairs(task: Task) -> Report:
@@ -61,11 +66,6 @@ def _keys_before(project: "Project") -> "Fold[dict[str, Memory]]":
     There is one file per recipe and batch. A batch sees only the batches whose keys sort before its
     own. So a batch gives the same rows on every run, in any order of batches.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from replay_pipeline.storage.folds import Fold
-    from replay_pipeline.storage.tables import readable
 
     def with_batch(memories: "dict[str, Memory]", batch: str) -> "dict[str, Memory]":
         path = _keys_of(project, batch)
@@ -93,9 +93,6 @@ def _keys_of(project: "Project", batch: str) -> Place:
 
 
 def _save_keys(project: "Project", batch: str, keys: Mapping[str, Sequence[bytes]]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     schema = pa.schema([("step", pa.string()), ("key", pa.binary())])
     rows = [{"step": step, "key": key} for step, of_step in keys.items() for key in of_step]
     with written_whole(_keys_of(project, batch)) as file:
@@ -154,14 +151,6 @@ def _facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
     }
 
 
-def _checks() -> tuple[Check, ...]:
-    from replay_pipeline.stages.audit import tables
-
-    return (
-        Check(name="every_pair_is_kept_or_dropped", look=tables.kept_or_dropped, is_blocking=True),
-    )
-
-
 NORMALIZE = Stage(
     name="normalize",
     about="The pairs and lessons that pass the data-juicer recipe; the others are kept apart with the reason.",
@@ -174,6 +163,8 @@ NORMALIZE = Stage(
     told="n_kept",
     figures=_figures,
     facts=_facts,
-    checks=_checks,
+    checks=(
+        Check(name="every_pair_is_kept_or_dropped", look=tables.kept_or_dropped, is_blocking=True),
+    ),
     asset="normalized_pairs",
 )

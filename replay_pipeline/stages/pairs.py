@@ -5,7 +5,18 @@ from collections.abc import Mapping, Sequence
 from difflib import unified_diff
 from typing import TYPE_CHECKING, Any
 
+from replay_pipeline.actions import agreement_level, canonical_action
+from replay_pipeline.judge.extract import extract_pairs
+from replay_pipeline.judge.records import (
+    continuation_rows,
+    outcomes_table,
+    pairs_table,
+    positives_table,
+)
+from replay_pipeline.judge.strengths import strengths
+from replay_pipeline.replay.ask.rows import continuations_from_table, teacher_actions_from_table
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.audit import tables
 from replay_pipeline.stages.receipts import Receipt, added, total
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
@@ -16,6 +27,7 @@ from replay_pipeline.stages.work.markdown import (
     literal_markdown,
     markdown_table,
 )
+from replay_pipeline.storage.pair_rows import pairs_of
 from replay_pipeline.types import DPOPair, TraceState
 
 if TYPE_CHECKING:
@@ -28,14 +40,6 @@ _N_SAMPLES = 3
 
 def make_pairs(task: Task) -> Report:
     """Make `dpo_pairs`, `positives`, and `outcomes` from the answers at a batch's states."""
-    from replay_pipeline.judge.extract import extract_pairs
-    from replay_pipeline.judge.records import (
-        continuation_rows,
-        outcomes_table,
-        pairs_table,
-        positives_table,
-    )
-    from replay_pipeline.replay.ask.rows import continuations_from_table, teacher_actions_from_table
     from replay_pipeline.stages.work.trials import try_batch, verdicts_of
 
     project, options = task.project, task.project.settings.pairs
@@ -117,9 +121,6 @@ def _figures(receipts: Sequence[Receipt]) -> Mapping[str, Any]:
 
 
 def _facts(project: "Project", receipt: Receipt) -> Mapping[str, Any]:
-    from replay_pipeline.judge.strengths import strengths
-    from replay_pipeline.storage.pair_rows import pairs_of
-
     report = receipt.report
     n_states = sum(report["outcomes"].values())
     usd = sum(tally["cost_usd"] for tally in report["teachers"].values())
@@ -176,9 +177,6 @@ def _sample(pair: DPOPair) -> Markdown:
 
 def _votes(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
     """Show every action in the form in which votes are counted, and how near it is to the agent's."""
-    from replay_pipeline.actions import agreement_level, canonical_action
-    from replay_pipeline.replay.ask.rows import teacher_actions_from_table
-
     own = canonical_action(state["student_action"], cwd=state.get("cwd"))
     votes: dict[str, Any] = {"the agent itself": {"action": own.render()}}
     for row in teacher_actions_from_table(project.root.read("teacher_actions", batch)):
@@ -187,12 +185,6 @@ def _votes(project: "Project", batch: str, state: TraceState) -> Mapping[str, An
             level = agreement_level(own, action) if row.action else None
             votes[row.teacher] = {"action": action.render(), "agrees with the agent at": level}
     return {"votes": votes}
-
-
-def _checks() -> tuple[Check, ...]:
-    from replay_pipeline.stages.audit import tables
-
-    return (Check(name="sides_differ", look=tables.sides_differ, is_blocking=True),)
 
 
 PAIRS = Stage(
@@ -208,6 +200,6 @@ PAIRS = Stage(
     figures=_figures,
     facts=_facts,
     trace=_votes,
-    checks=_checks,
+    checks=(Check(name="sides_differ", look=tables.sides_differ, is_blocking=True),),
     asset="dpo_pairs",
 )

@@ -8,8 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.audit.tables import refuse_unfit
 from replay_pipeline.stages.ingest import INGEST
 from replay_pipeline.stages.normalize import NORMALIZE
 from replay_pipeline.stages.pairs import PAIRS
@@ -17,6 +22,7 @@ from replay_pipeline.stages.receipts import ALL, FOLDER, Overview, Receipt, hash
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Report, Stage, Task
 from replay_pipeline.stages.work.markdown import Location, Markdown, bars
+from replay_pipeline.storage.folds import Fold
 from replay_pipeline.storage.store import files_below
 from replay_pipeline.types import TraceState
 
@@ -40,7 +46,6 @@ def publish_dataset(task: Task) -> Report:
     """
     from replay_pipeline.publish import publish, to_be_published
     from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
-    from replay_pipeline.stages.audit.tables import refuse_unfit
     from replay_pipeline.stages.staleness import refuse_stale
 
     project, options = task.project, task.project.settings.publish
@@ -133,8 +138,6 @@ def _on_the_card(settings: Settings) -> Mapping[str, Any]:
 
 def _inputs(project: "Project", _: str) -> Mapping[str, str]:
     """Digest what decides what is published, by batch, and the card."""
-    import pyarrow as pa
-
     # The pipelines of earlier steps refer to themselves, and hold what they knew of each batch.
     gc.collect()
     pa.default_memory_pool().release_unused()
@@ -150,7 +153,6 @@ def _digest(project: "Project", batch: str, facts: Mapping[str, Any]) -> str:
     """Digest what decides what is published of a batch, beside the settings."""
     from replay_pipeline.publish.batch_facts import stage_facts
     from replay_pipeline.stages.project import named_digests
-    from replay_pipeline.storage.folds import Fold
 
     def add(value: str, key: str) -> str:
         return hash_texts([value, *named_digests(project.known_digests(key, ["tools"]))])
@@ -242,10 +244,6 @@ def retract_rows(
 
 def published_rows(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
     """Return a state's rows in the dataset, by config and split."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
     from replay_pipeline.publish.layout import DATA
 
     place, found = project.place_of("dataset") / DATA, dict[str, Any]()

@@ -8,20 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.errors import ConfigError
-from replay_pipeline.replay import NOT_ASKED, refuse_if_nobody_answers, replay_facts
+from replay_pipeline.replay import (
+    NOT_ASKED,
+    AskingOptions,
+    refuse_if_nobody_answers,
+    replay_facts,
+    replay_in_thread,
+)
+from replay_pipeline.replay.ask.looks import AnswerLooks
+from replay_pipeline.replay.ask.rows import teacher_actions_from_table, teacher_actions_table
+from replay_pipeline.replay.dialects.base import RequestOptions
+from replay_pipeline.replay.dialects.requests import RequestBuilder
 from replay_pipeline.settings import Settings, redaction_salt
+from replay_pipeline.stages.audit import tables
 from replay_pipeline.stages.receipts import Overview, Receipt, added, total
 from replay_pipeline.stages.shown import shown_below
 from replay_pipeline.stages.stage import Check, Report, Stage, Task
+from replay_pipeline.stages.work.continuing import WentOn, continued
 from replay_pipeline.stages.work.markdown import bars, markdown_table, quantile
+from replay_pipeline.stages.work.redacting import PROMPT_TEXTS, masked_answers
+from replay_pipeline.storage.store import Place
 from replay_pipeline.types import Progress, ReplayReport, TeacherSpec, TraceState
 
 if TYPE_CHECKING:
-    from replay_pipeline.replay import AskingOptions
-    from replay_pipeline.replay.ask.looks import AnswerLooks
     from replay_pipeline.stages.project import Project
-    from replay_pipeline.stages.work.continuing import WentOn
-    from replay_pipeline.storage.store import Place
 
 _RULES = {"agreement_threshold", "level", "count_own_family"}
 """The settings of pairs by which a gate finds that a state can have none; see `Project.options`."""
@@ -39,10 +49,6 @@ def ask_teachers(
     Raises:
         ConfigError: a teacher can't be used, or no step behind a vote may be carried out.
     """
-    from replay_pipeline.replay import replay_in_thread
-    from replay_pipeline.replay.ask.rows import teacher_actions_table
-    from replay_pipeline.stages.work.redacting import PROMPT_TEXTS, masked_answers
-
     project, batch = task.project, task.batch
     if project.settings.replay.steps_after and project.settings.workspaces.execute == "off":
         raise ConfigError(
@@ -97,10 +103,8 @@ def steps_after(
     teachers: Sequence[TeacherSpec],
     max_total_usd: float,
     night: str | None,
-) -> "WentOn":
+) -> WentOn:
     """Let teachers go on behind their votes, for what the votes have left of the money."""
-    from replay_pipeline.replay import replay_in_thread
-    from replay_pipeline.stages.work.continuing import WentOn, continued
     from replay_pipeline.stages.work.looks import LoggedLooks
 
     project, batch = task.project, task.batch
@@ -128,7 +132,7 @@ def steps_after(
         )
 
 
-def accounts(project: "Project", night: str | None = None) -> "AskingOptions":
+def accounts(project: "Project", night: str | None = None) -> AskingOptions:
     """Return the ceilings and price lists that all paying calls share."""
     replay = project.settings.replay
     limits = {"day": replay.max_daily_usd, "night": replay.max_nightly_usd if night else None}
@@ -140,7 +144,7 @@ def accounts(project: "Project", night: str | None = None) -> "AskingOptions":
 
 
 @contextmanager
-def who_answers_looks(project: "Project", batches: Iterable[str]) -> "Iterator[AnswerLooks | None]":
+def who_answers_looks(project: "Project", batches: Iterable[str]) -> Iterator[AnswerLooks | None]:
     """Answer what teachers look for at the states of some batches, if the settings ask on."""
     from replay_pipeline.stages.work.looks import LoggedLooks
 
@@ -151,7 +155,7 @@ def who_answers_looks(project: "Project", batches: Iterable[str]) -> "Iterator[A
         yield looks
 
 
-def asking_options(project: "Project", night: str | None = None) -> "AskingOptions":
+def asking_options(project: "Project", night: str | None = None) -> AskingOptions:
     """Return the options that decide the questions of a replay."""
     replay, pairs = project.settings.replay, project.settings.pairs
     return {
@@ -184,7 +188,7 @@ def _asks_on(settings: Settings) -> bool:
     return settings.replay.ask_at == "consequences"
 
 
-def price_folder(project: "Project") -> "Place | None":
+def price_folder(project: "Project") -> Place | None:
     """Return the folder of price lists. A local server gets a new one each time."""
     return None if project.settings.played else project.root.path / "prices"
 
@@ -307,9 +311,6 @@ def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
 
 def _prompts_sent(project: "Project", batch: str, state: TraceState) -> Mapping[str, Any]:
     """Build the request of each teacher again; an equal hash says that it is what was sent."""
-    from replay_pipeline.replay.dialects.base import RequestOptions
-    from replay_pipeline.replay.dialects.requests import RequestBuilder
-
     settings = project.settings
     terms = frozenset(settings.replay.accepted_terms)
     builder = RequestBuilder(RequestOptions(accepted_terms=terms))
@@ -329,8 +330,6 @@ def _prompts_sent(project: "Project", batch: str, state: TraceState) -> Mapping[
 
 def _steps_of(project: "Project", batch: str, state_id: str) -> dict[str, Any]:
     """Return step by step what teachers looked at before they acted, and what each look was answered."""
-    from replay_pipeline.replay.ask.rows import teacher_actions_from_table
-
     if not project.root.has("teacher_actions", batch):
         return {}
     answers = teacher_actions_from_table(project.root.read("teacher_actions", batch))
@@ -352,16 +351,6 @@ def _steps_of(project: "Project", batch: str, state_id: str) -> dict[str, Any]:
     }
 
 
-def _checks() -> tuple[Check, ...]:
-    from replay_pipeline.stages.audit import tables
-
-    return (
-        Check(name="answers_match_states", look=tables.answers_of_states, is_blocking=True),
-        Check(name="calls_are_answered", look=tables.calls_answered, is_blocking=True),
-        Check(name="budget_is_kept", look=tables.budget_kept),
-    )
-
-
 REPLAY = Stage(
     name="replay",
     about="What each teacher would have done at each state, bought under a hard ceiling.\n\n"
@@ -379,6 +368,10 @@ REPLAY = Stage(
     figures=_figures,
     facts=answer_facts,
     trace=_prompts_sent,
-    checks=_checks,
+    checks=(
+        Check(name="answers_match_states", look=tables.answers_of_states, is_blocking=True),
+        Check(name="calls_are_answered", look=tables.calls_answered, is_blocking=True),
+        Check(name="budget_is_kept", look=tables.budget_kept),
+    ),
     asset="teacher_actions",
 )

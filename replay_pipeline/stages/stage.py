@@ -114,7 +114,7 @@ class Stage:
     """Makes what Dagster shows for a batch: numbers, texts, paths, and pictures in Markdown."""
     trace: "Callable[[Project, str, TraceState], Mapping[str, Any]]" = lambda *_: {}
     """Returns what it made for one state besides table rows, for `trace`."""
-    checks: Callable[[], tuple[Check, ...]] = tuple
+    checks: tuple[Check, ...] = ()
     """Checks of its tables, besides their schemas."""
     asset: str = ""
     """Name of its asset in Dagster. By default, its own name."""

@@ -59,7 +59,7 @@ COUNT = Stage(
     told="n_rows",
     figures=words_in_all,
     facts=lambda _, receipt: {"words": receipt.report["n_words"]},
-    checks=lambda: (Check(name="some_words", look=some_words),),
+    checks=(Check(name="some_words", look=some_words),),
 )
 
 

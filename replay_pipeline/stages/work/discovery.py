@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from replay_pipeline.errors import ConfigError, MissingDependencyError, PublishError
+from replay_pipeline.errors import MissingDependencyError, PublishError
 from replay_pipeline.ingesters import TraceBatch, discover, keep, write_manifest
 from replay_pipeline.ingesters.agents.opencode_database import databases_in, readable_sessions
 from replay_pipeline.ingesters.corpus import SUFFIXES
@@ -41,19 +40,9 @@ def find_batches(project: Project, *, settle_s: float = 0.0) -> list[TraceBatch]
     return new
 
 
-def kept_folder(settings: Settings) -> Path | None:
-    """Return the folder for the bytes of sessions, or None if they aren't kept."""
-    if not settings.ingest.keeps_bytes:
-        return None
-    # Unredacted logs never go to an object store.
-    with suppress(ConfigError):
-        return settings.local_dir() / "sources"
-    return None
-
-
 def keep_bytes(project: Project, batch: TraceBatch) -> None:
     """Keep the bytes of a batch's sessions, if the settings say so, because agents delete their logs."""
-    if folder := kept_folder(project.settings):
+    if folder := project.settings.kept_dir():
         keep(batch, folder)
 
 
