@@ -10,8 +10,7 @@ from replay_pipeline.assets.night import WILL_RETRY, failure_facts
 from replay_pipeline.assets.reporting import IN_EVERY_RUN, RANGE_END, RANGE_START, trace_batch
 from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.settings import NightSettings
-from replay_pipeline.stages.budget.sharing import fitting
-from replay_pipeline.stages.budget.spending import completed_batches
+from replay_pipeline.stages.budget.spending import completed_batches, fitting
 from replay_pipeline.stages.views.webhook import notify
 
 _MAX_BATCHES_PER_RUN = 200

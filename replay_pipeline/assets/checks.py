@@ -13,9 +13,10 @@ from replay_pipeline.assets.automation import RANGE_END, RANGE_START
 from replay_pipeline.assets.reporting import trace_batch
 from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.publish import newest
-from replay_pipeline.stages.audit import AuditResult, dataset, model
+from replay_pipeline.stages.audit import AuditResult, dataset
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.stage import Stage
+from replay_pipeline.stages.train import MODEL_CHECKS
 from replay_pipeline.storage.store import Place
 from replay_pipeline.storage.tables import DataRoot
 
@@ -92,7 +93,7 @@ def all_checks(stages: Sequence[Stage]) -> list[dg.AssetChecksDefinition]:
     ]
     decides = dataset.prompts_decide
     found.append(check("published_dataset", "prompts_decide", of_dataset(decides), asks=decides))
-    for name, look in model.CHECKS.items():
+    for name, look in MODEL_CHECKS.items():
         of_model = partial(lambda look, _, work: look(work.settings.model_dir()), look)
         found.append(check("trained_model", name, of_model, asks=look))
     return found

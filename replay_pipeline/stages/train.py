@@ -2,13 +2,14 @@
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.settings import Settings
+from replay_pipeline.stages.audit import AuditResult
 from replay_pipeline.stages.publish import dataset_copy, digest_of_shards, published_rows
 from replay_pipeline.stages.receipts import Overview, Receipt, hash_texts
 from replay_pipeline.stages.stage import Report, Stage, Task
@@ -21,7 +22,7 @@ from replay_pipeline.stages.work.trainer_process import (
     training_curves,
 )
 from replay_pipeline.storage.processes import TRAINER, python, start_environment
-from replay_pipeline.storage.store import copy_files, files_below
+from replay_pipeline.storage.store import Place, copy_files, files_below, read_files
 from replay_pipeline.types import TraceState
 
 if TYPE_CHECKING:
@@ -136,6 +137,56 @@ def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
         "log": Location(f"{folder}/trainer.log"),
         **evaluation,
     }
+
+
+def acts_as_well(folder: Place) -> AuditResult:
+    """Does the model take the consensus action, and write well-formed calls, as often as before?
+
+    Both times greedy, at the same held-out states, before and after training. See docs/train.md.
+    """
+    report = _report(folder)
+    if "acts_worse" not in report:
+        return AuditResult(judged=0)
+    worse = [one for one in report["findings"] if "acts worse" in one or "general text" in one]
+    return AuditResult(
+        problems=worse if report["acts_worse"] else [],
+        what_to_do="It ranks pairs and has lost how to act: do not publish it. Raise "
+        "`trl.drift_weight` or `trl.rpo_alpha`, or lower `trl.learning_rate`, and train again.",
+        facts=_both(report, "consensus_rate", "valid_calls", "general_loss"),
+        judged=report.get("held_out_states", 0),
+    )
+
+
+def learned_something(folder: Place) -> AuditResult:
+    """Did training move held-out pairs towards their chosen sides, more than chance does?"""
+    report = _report(folder)
+    if "learned" not in report:
+        return AuditResult(judged=0)
+    nothing = [one for one in report["findings"] if one.startswith("nothing was learned")]
+    return AuditResult(
+        problems=nothing if report["learned"] is False else [],
+        what_to_do="Look at the pairs (`replay-pipeline pairs show`) before you train longer: labels that "
+        "are no better than a coin, or a learning rate of nothing, end like this.",
+        facts=_both(report, "preference_accuracy", "prompt_gain"),
+        judged=0 if report["learned"] is None else report.get("held_out_pairs", 0),
+    )
+
+
+MODEL_CHECKS: Mapping[str, Callable[[Place], AuditResult]] = {
+    "acts_as_well_as_before": acts_as_well,
+    "something_was_learned": learned_something,
+}
+"""The checks of a trained model, by name."""
+
+
+def _report(folder: Place) -> dict[str, Any]:
+    [text] = read_files(folder, ["report.json"])
+    return json.loads(text) if text else {}
+
+
+def _both(report: Mapping[str, Any], *names: str) -> dict[str, float]:
+    places = (f"{name}_{when}" for name in names for when in ("before", "after"))
+    return {place: report[place] for place in places if report.get(place) is not None}
 
 
 TRAIN = Stage(

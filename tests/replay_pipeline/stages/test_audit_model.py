@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from replay_pipeline.stages.audit.model import CHECKS
+from replay_pipeline.stages.train import MODEL_CHECKS
 
 GOOD = {
     "acts_worse": False,
@@ -30,7 +30,7 @@ NOTHING = "nothing was learned: the model ranks every held-out pair as it did be
 )
 def test_a_check_fails_with_the_sentence_of_the_report(tmp_path, changed, failing):
     (tmp_path / "report.json").write_text(json.dumps(GOOD | changed))
-    found = {name: look(tmp_path) for name, look in CHECKS.items()}
+    found = {name: look(tmp_path) for name, look in MODEL_CHECKS.items()}
     told = {name: verdict.problems[0] for name, verdict in found.items() if not verdict.holds}
     assert told == failing
     assert found["acts_as_well_as_before"].facts["consensus_rate_after"] == 0.6
@@ -41,7 +41,7 @@ def test_a_check_fails_with_the_sentence_of_the_report(tmp_path, changed, failin
 def test_what_was_not_measured_is_judged_by_nobody(tmp_path, report):
     if report is not None:
         (tmp_path / "report.json").write_text(json.dumps(report))
-    for look in CHECKS.values():
+    for look in MODEL_CHECKS.values():
         verdict = look(tmp_path)
         assert (verdict.holds, verdict.judged) == (True, 0)
         assert "Judged nothing" in verdict.message()

@@ -11,8 +11,12 @@ from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
 from replay_pipeline.ingesters.batches import ReadMark
 from replay_pipeline.replay.buy.estimates import Estimate, TeacherEstimate
 from replay_pipeline.settings import Settings
-from replay_pipeline.stages.budget.sharing import fitting
-from replay_pipeline.stages.budget.spending import as_checked, estimate_replay, words_beforehand
+from replay_pipeline.stages.budget.spending import (
+    as_checked,
+    estimate_replay,
+    fitting,
+    words_beforehand,
+)
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.receipts import Receipt
 from replay_pipeline.stages.views import summary
