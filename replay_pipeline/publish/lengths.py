@@ -73,13 +73,6 @@ class TokenSizes:
         """Count all tokens of a row: the prompt, the tools, and the longer side."""
         return self.fixed(row) + sum(map(self.of, row["prompt"]))
 
-    def counted(self, pairs: pa.Table) -> pa.Table:
-        """Fill the column `n_tokens` of rows of the config `pairs`."""
-        rows = pairs.select(["prompt", "chosen", "rejected", "tools"]).to_pylist()
-        column = layout.PAIRS.get_field_index("n_tokens")
-        sizes = pa.array(map(self.whole, rows), pa.int32())
-        return pairs.set_column(column, layout.PAIRS.field(column), sizes)
-
     def _of_text(self, text: str) -> int:
         # States of one session share most of their messages, and counting is slow.
         sha = xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace"))
@@ -122,13 +115,15 @@ _ANCHOR = 8
 """Characters of a line that is no mere bracket."""
 
 
-def with_needs(pairs: pa.Table) -> pa.Table:
-    """Fill the column `needs` of `pairs` rows with the messages that a cut must keep."""
-    rows = pairs.select(["prompt", "chosen", "rejected", "cwd"]).to_pylist()
+def measured(pairs: pa.Table, sizes: TokenSizes) -> pa.Table:
+    """Fill the columns `n_tokens` and `needs` of `pairs` rows: the length, and the messages that a cut must keep."""
+    rows = pairs.select(["prompt", "chosen", "rejected", "tools", "cwd"]).to_pylist()
     needs = [sorted(_Sides(row).needs(row["prompt"])) for row in rows]
-    column = layout.PAIRS.get_field_index("needs")
-    field = layout.PAIRS.field(column)
-    return pairs.set_column(column, field, pa.array(needs, field.type))
+    for name, values in (("n_tokens", map(sizes.whole, rows)), ("needs", needs)):
+        column = layout.PAIRS.get_field_index(name)
+        field = layout.PAIRS.field(column)
+        pairs = pairs.set_column(column, field, pa.array(values, field.type))
+    return pairs
 
 
 def cut_pairs(pairs: pa.Table, n_tokens: int, sizes: TokenSizes, not_cut: Counter[str]) -> pa.Table:

@@ -23,7 +23,7 @@ from replay_pipeline.publish import batch_facts, card, layout
 from replay_pipeline.publish.blind import WARN_ABOVE, blind_control, in_words
 from replay_pipeline.publish.client_texts import ClientTextTable, texts_in
 from replay_pipeline.publish.folder import file_contents, list_files, replace_files
-from replay_pipeline.publish.lengths import TokenSizes, cut_pairs, with_needs
+from replay_pipeline.publish.lengths import TokenSizes, cut_pairs, measured
 from replay_pipeline.publish.secret_scan import SecretScan, refuse_secrets, text_sha
 from replay_pipeline.publish.splits import SPLITS, ConversationSplit, Split, name_sha
 from replay_pipeline.types import REHEARSAL
@@ -184,7 +184,7 @@ def with_cuts(
     `not_cut` counts the pairs that are too long for a config, by reason.
     """
     for part in pairs:
-        yield "pairs", (rows := with_needs(sizes.counted(part)))
+        yield "pairs", (rows := measured(part, sizes))
         for length in sorted(set(lengths)):
             config = layout.config_of_length(length)
             yield config, cut_pairs(rows, length, sizes, not_cut.setdefault(config, Counter()))

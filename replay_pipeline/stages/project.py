@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,6 @@ from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.ingesters import LazyStates, TraceBatch, Traces, manifest_from
-from replay_pipeline.ingesters.harness import HarnessStore
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.receipts import ALL, FOLDER, Overview, Receipts, hash_texts
 from replay_pipeline.stages.shown import harnesses_of
@@ -128,10 +127,6 @@ class Project(Overview):
         states = self.states(keys, is_neutral=is_neutral)
         return states.of([number for number, each in enumerate(left_out) if each is None])
 
-    def n_asked(self, batches: Iterable[str]) -> int:
-        """Return how many states of some batches teachers are asked at."""
-        return sum(each is None for key in batches for each in self.not_asked(key))
-
     def not_asked(self, batch: str) -> list[str | None]:
         """Return for each state of a batch why teachers are not asked there; None where they are.
 
@@ -158,14 +153,9 @@ class Project(Overview):
         return Traces(
             **tables,
             tools=self._tools_until(batch),
-            harnesses=self._harnesses,
+            harnesses=self.once("harnesses", lambda: harnesses_of(self.settings)),
             is_neutral=is_neutral,
         )
-
-    @cached_property
-    def _harnesses(self) -> HarnessStore | None:
-        """Return the recorded harnesses, or `None` if the settings ask for the neutral prompt."""
-        return harnesses_of(self.settings)
 
     def prompts(self, batch: str, *, is_neutral: bool = False) -> PromptsOf:
         """Return a reader of the messages that a batch's states show. It opens the tables on first use."""

@@ -200,7 +200,8 @@ def replay_within(
     open_batches = set(project.root.batches("states")) - completed_batches(project)
     # What older code or other settings asked is gone through again, though it costs nothing.
     due = [key for key in batches if is_due(chain.stage_named("replay"), project, key)]
-    n_states = project.n_asked(due if batches else open_batches)
+    planned = due if batches else open_batches
+    n_states = sum(why is None for key in planned for why in project.not_asked(key))
     n_questions = n_states * len(project.settings.teachers())
     project.on_progress(Progress(stage="replay", n_done=0, n_total=n_questions, limit_usd=left_usd))
 

@@ -11,7 +11,7 @@ from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.windows import OMITTED
 from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.publish import layout, publish
-from replay_pipeline.publish.lengths import TokenSizes, cut_pairs, with_needs
+from replay_pipeline.publish.lengths import TokenSizes, cut_pairs, measured
 from tests.replay_pipeline.publish.rows import kept_row, kept_table
 
 SYSTEM = {"role": "system", "content": "You are an agent.\nWorking directory: /w\n"}
@@ -48,7 +48,7 @@ def table(messages, chosen, rejected=None, tools=()):
     row = {name: [layout.message_of(one) for one in messages] for name, messages in sides.items()}
     prompt = [layout.message_of(one) for one in [SYSTEM, REQUEST, *messages]]
     row |= {"prompt": prompt, "tools": json.dumps(list(tools)) if tools else None}
-    return with_needs(SIZES.counted(pa.Table.from_pylist([row], schema=layout.PAIRS)))
+    return measured(pa.Table.from_pylist([row], schema=layout.PAIRS), SIZES)
 
 
 def cut(pairs, n_tokens):
