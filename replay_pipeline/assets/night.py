@@ -96,7 +96,8 @@ def night_summary(
 ) -> dg.MaterializeResult:
     """Return the counts and failures since the last summary: found, paid, made, and dropped."""
     work = pipeline.open()
-    since = _last_time(context)
+    last = context.instance.get_latest_materialization_event(context.asset_key)
+    since = datetime.fromtimestamp(last.timestamp, UTC) if last else datetime.now(UTC) - _A_DAY
     failures = failed_runs(context.instance, since=since, secrets=work.settings.secrets())
     night = night_of(work, since=since, failures=failures)
     counted = {key: value for key, value in night.items() if isinstance(value, int | float)}
@@ -112,11 +113,3 @@ def night_summary(
         "failures": markdown_table(night["failures"]),
     }
     return dg.MaterializeResult(metadata={k: metadata_value(v) for k, v in facts.items()})
-
-
-def _last_time(context: dg.AssetExecutionContext) -> datetime:
-    """Return when the last summary was made, or a day ago."""
-    last = context.instance.get_latest_materialization_event(context.asset_key)
-    return (
-        datetime.now(UTC) - _A_DAY if last is None else datetime.fromtimestamp(last.timestamp, UTC)
-    )

@@ -242,7 +242,7 @@ class PromptState:
     @cached_property
     def texts(self) -> list[str]:
         """Return all texts of each message, with unescaped call arguments."""
-        return ["\n".join(_leaves(_opened(message))) for message in self._messages]
+        return ["\n".join(texts_in(_opened(message))) for message in self._messages]
 
     @cached_property
     def text(self) -> str:
@@ -890,9 +890,10 @@ def _arguments(arguments: Any) -> Any:
         return arguments
 
 
-def _leaves(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield each text in a JSON value, without the names of its fields."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(item)
+            yield from texts_in(item)

@@ -1,11 +1,11 @@
 """What a person reads at the end of a command, at 80 and at 120 columns, about real data of the sample."""
 
-import json
 import re
 
 import pytest
 
 from replay_pipeline.stages.pages.sides import differ
+from tests.support.messages import bash, call
 from tests.terminal import FOLDER, WIDTHS, printed
 
 NAMES = ("estimate", "run", "pairs", "rank", "status", "train")
@@ -43,18 +43,16 @@ def test_no_line_is_too_long_no_word_is_broken_and_the_last_line_says_what_is_ne
     assert "none" not in "".join(line for line in lines if "run 0" in line)
 
 
-def call(name: str, **arguments: object) -> tuple[dict, str]:
-    return {"tool_calls": [{"function": {"name": name, "arguments": json.dumps(arguments)}}]}, ""
-
-
 def test_where_two_sides_differ_is_told_and_not_how_they_begin_alike():
     long = "pytest " + "tests/a/very/long/way/to/the/place " * 8
-    told = differ(call("Bash", command=f"{long}-x"), call("Bash", command=f"{long}-k clock"))
+    told = differ((bash(f"{long}-x"), ""), (bash(f"{long}-k clock"), ""))
     assert told.rejected.endswith("-x")
     assert told.chosen.endswith("-k clock")
     assert max(map(len, told[1:])) < 60
-    told = differ(call("Read", file_path="a.py"), call("Grep", pattern="x"))
+    told = differ((call("Read", file_path="a.py"), ""), (call("Grep", pattern="x"), ""))
     assert told == ("", "Read a.py", "Grep x")
-    one, other = ({"file_path": "a.py", "new_string": text} for text in ("x = 1", "x = 1\ny = 2"))
-    told = differ(call("Edit", **one), call("Edit", **other))
+    one, other = (
+        (call("Edit", file_path="a.py", new_string=text), "") for text in ("x = 1", "x = 1\ny = 2")
+    )
+    told = differ(one, other)
     assert told == ("Edit a.py", "new_string: x = 1", "new_string: ⏎ x = 1 ⏎ y = 2")

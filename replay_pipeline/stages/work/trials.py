@@ -18,6 +18,7 @@ from typing import Any
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.ingesters import read_manifest
 from replay_pipeline.judge.answers import AGENT
+from replay_pipeline.judge.feasibility import texts_in
 from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor, placeholders_in
 from replay_pipeline.settings import WorkspaceSettings, redaction_salt
@@ -264,7 +265,9 @@ def _judged(
     if verdict.error_kind in {"string_not_found", "not_found"} and names:
         # Were names in the file redacted, the text that was asked for could not be found.
         people = {a: b for told, mine in names.items() for a, b in _differences(told, mine)}
-        if any(told in text for told in people for call in real for text in _texts(call.arguments)):
+        if any(
+            told in text for told in people for call in real for text in texts_in(call.arguments)
+        ):
             return CandidateResult("not_known")
     return verdict
 
@@ -277,7 +280,7 @@ def _differences(told: str, real: str) -> Iterator[tuple[str, str]]:
 
 def is_hidden(arguments: Any) -> bool:
     """Return whether arguments name something that was redacted."""
-    return any(_PLACEHOLDER.search(text) for text in _texts(arguments))
+    return any(_PLACEHOLDER.search(text) for text in texts_in(arguments))
 
 
 def restored(value: Any, names: Mapping[str, str]) -> Any:
@@ -291,11 +294,3 @@ def restored(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
         return {key: restored(each, names) for key, each in value.items()}
     return value
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)

@@ -17,12 +17,6 @@ READ = {
 }
 
 
-def call_message(tool: str, *, call_id: str = "call_1", text: str = "", **arguments: Any) -> dict:
-    function = {"name": tool, "arguments": json.dumps(arguments)}
-    call = {"id": call_id, "type": "function", "function": function}
-    return {"role": "assistant", "content": text, "tool_calls": [call]}
-
-
 def row(
     state_id: str = "s1",
     *,

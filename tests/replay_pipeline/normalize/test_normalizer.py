@@ -8,7 +8,8 @@ import yaml
 from replay_pipeline.errors import ConfigError, NormalizeError, SchemaError
 from replay_pipeline.normalize import DJNormalizer, bundled_recipes
 from replay_pipeline.storage.schemas import DROPPED_PAIRS, NORMALIZED_PAIRS
-from tests.replay_pipeline.normalize.rows import call_message, pair_table, row
+from tests.replay_pipeline.normalize.rows import pair_table, row
+from tests.support.messages import call
 
 GOOD = "read the tests before the change"
 OTHER = "change the code right away"
@@ -76,7 +77,7 @@ def test_pairs_come_back_in_chat_form_with_their_statistics(default):
         "chosen": GOOD,
         "rejected": OTHER,
         "n_teachers_agreeing": 3,
-        "chosen_action": call_message("Read", file_path="a.py"),
+        "chosen_action": call("Read", file_path="a.py"),
     }
     (normalized,) = default.normalize([pair, {**pair, "state_id": "s2", "rejected": "no"}])
     assert normalized["chosen_messages"] == [pair["chosen_action"]]
@@ -180,7 +181,7 @@ def test_a_lone_surrogate_in_a_pair_is_kept_as_every_table_keeps_it():
         "chosen": "Read the file.",
         "rejected": f"Write {half}",
         "n_teachers_agreeing": 2,
-        "rejected_action": call_message("Write", file_path="a.py", content=half),
+        "rejected_action": call("Write", file_path="a.py", content=half),
     }
     (kept,) = DJNormalizer("tool_calls").normalize([pair])
     assert kept["state_messages"] == pair["state_messages"]

@@ -6,7 +6,8 @@ import pytest
 
 from replay_pipeline.normalize import DJNormalizer
 from replay_pipeline.stages.normalize import _keys_before, _keys_of, _save_keys
-from tests.replay_pipeline.normalize.rows import call_message, pair_table, row
+from tests.replay_pipeline.normalize.rows import pair_table, row
+from tests.support.messages import call
 
 SECRET = "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
 
@@ -58,9 +59,10 @@ def test_a_statistic_at_its_limit_stays(one_step):
 
 
 def test_identical_sides_are_found_behind_ids_and_key_order(one_step):
-    read = call_message("Read", call_id="a", file_path="x", limit=3)
-    same = call_message("Read", call_id="b", limit=3, file_path="x")
-    other = call_message("Read", call_id="a", file_path="x", limit=4)
+    read = call("Read", file_path="x", limit=3)
+    same = call("Read", limit=3, file_path="x")
+    same["tool_calls"][0]["id"] = "call_2"
+    other = call("Read", file_path="x", limit=4)
     result = one_step("pair_identical_filter: {}").run(
         pair_table(
             row("same", chosen_action=read, rejected_action=same),
@@ -72,15 +74,15 @@ def test_identical_sides_are_found_behind_ids_and_key_order(one_step):
 
 def test_faults_of_tool_calls_are_named(one_step):
     tools = [{"type": "function", "function": {"name": "Read"}}]
-    broken = call_message("Read")
+    broken = call("Read")
     broken["tool_calls"][0]["function"]["arguments"] = '{"file_path": '
     result = one_step("pair_tool_call_filter: {}").run(
         pair_table(
-            row("fine", chosen_action=call_message("Read", file_path="x"), tools=tools),
-            row("no-tools", chosen_action=call_message("Other")),
-            row("unknown", chosen_action=call_message("Other"), tools=tools),
+            row("fine", chosen_action=call("Read", file_path="x"), tools=tools),
+            row("no-tools", chosen_action=call("Other")),
+            row("unknown", chosen_action=call("Other"), tools=tools),
             row("broken", rejected_action=broken, tools=tools),
-            row("nameless", chosen_action=call_message(""), tools=tools),
+            row("nameless", chosen_action=call(""), tools=tools),
         )
     )
     assert result.kept["state_id"].to_pylist() == ["fine", "no-tools"]
@@ -140,8 +142,7 @@ def test_lint_marks_and_drops_nothing():
 
 def test_strict_keeps_ordinary_pairs():
     rows = [
-        row(f"s{n}", chosen_action=call_message("Read", file_path=f"m{n}/file_{n}.py"))
-        for n in range(50)
+        row(f"s{n}", chosen_action=call("Read", file_path=f"m{n}/file_{n}.py")) for n in range(50)
     ]
     assert DJNormalizer("strict").run(pair_table(*rows)).report.n_kept == 50
 

@@ -12,8 +12,9 @@ import pytest
 import replay_pipeline
 from replay_pipeline.errors import ConfigError, MissingDependencyError, NormalizeError
 from replay_pipeline.normalize import DJNormalizer, load_recipe
-from tests.replay_pipeline.normalize.rows import call_message, pair_table, row
+from tests.replay_pipeline.normalize.rows import pair_table, row
 from tests.support.forked import forked
+from tests.support.messages import call
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ def test_the_executor_of_data_juicer_keeps_the_same_rows(tmp_path):
             prompt=f"p{n % 40}",
             chosen=texts[n % 5],
             rejected=["write it", "!!!!!! -- a", f"write it {n % 9}"][n // 5 % 3],
-            chosen_action=call_message("Read", file_path=f"{n % 13}") if n % 4 == 0 else None,
+            chosen_action=call("Read", file_path=f"{n % 13}") if n % 4 == 0 else None,
         )
         for n in range(120)
     ]
@@ -92,7 +93,7 @@ def some_pairs():
             session_id=f"x{n % 3}",
             prompt=f"p{n % 40}",
             chosen=["no", "read the file again", "--------", "Mail a@b.c, see http://x.y"][n % 4],
-            chosen_action=call_message("Read", file_path=f"{n % 13}") if n % 4 == 0 else None,
+            chosen_action=call("Read", file_path=f"{n % 13}") if n % 4 == 0 else None,
             rejected=None if n == 5 else f"write it {n % 9}",
             tools=tools if n % 2 else None,
         )

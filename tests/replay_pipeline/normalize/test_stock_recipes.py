@@ -1,7 +1,5 @@
 """Recipes as data-juicer's documentation writes them, and what a reviewer would throw out."""
 
-import json
-
 import pytest
 import yaml
 
@@ -9,6 +7,7 @@ from replay_pipeline.actions import canonical_action
 from replay_pipeline.errors import ConfigError, UntrustedError
 from replay_pipeline.judge.records import pairs_table, positives_table
 from replay_pipeline.normalize import DJNormalizer
+from tests.support.messages import bash, call, says
 
 SEEDS = [
     {"text_length_filter": {"min_len": 8, "max_len": 32_000}},
@@ -95,31 +94,18 @@ def test_what_executes_something_is_refused_inside_too(tmp_path):
         DJNormalizer(recipe(tmp_path, [step]))
 
 
-def call(name, **arguments):
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}]}
-
-
-def bash(command):
-    return call("Bash", command=command)
-
-
 READ = call("Read", file_path="cart.py")
 EDIT = call("Edit", file_path="cart.py", old_string="a = 1", new_string="a = 2")
-SEEN = [READ, {"role": "tool", "tool_call_id": "c", "content": "     1→a = 1\n"}]
-MADE = [EDIT, {"role": "tool", "tool_call_id": "c", "content": "The file has been updated."}]
+SEEN = [READ, {"role": "tool", "tool_call_id": "call_1", "content": "     1→a = 1\n"}]
+MADE = [EDIT, {"role": "tool", "tool_call_id": "call_1", "content": "The file has been updated."}]
 
 
 def answered(action, answer="Done."):
-    return [action, {"role": "tool", "tool_call_id": "c", "content": answer}]
+    return [action, {"role": "tool", "tool_call_id": "call_1", "content": answer}]
 
 
 def task(prompt):
     return call("Task", description="Look", prompt=prompt, subagent_type="general-purpose")
-
-
-def say(text):
-    return {"role": "assistant", "content": text}
 
 
 WRITTEN = [
@@ -145,9 +131,9 @@ def test_the_recipe_for_agents_drops_what_a_reviewer_would_and_says_why(tmp_path
         (SEEN, bash("uname -a && whoami | head"), "needless"),
         (SEEN, bash("git status"), "needless"),
         (FULL, bash("df -h"), ""),
-        (SEEN, say("I have looked around. Should I proceed with the change?"), "needless"),
-        (SEEN, say("The cart is mended. Shall I push it?"), ""),
-        (SEEN, say("The discount was taken twice, so I took it out of the loop."), ""),
+        (SEEN, says("I have looked around. Should I proceed with the change?"), "needless"),
+        (SEEN, says("The cart is mended. Shall I push it?"), ""),
+        (SEEN, says("The discount was taken twice, so I took it out of the loop."), ""),
         (SEEN, task("Explore the codebase and fix everything that is wrong."), "needless"),
         (SEEN, task("Find out where the discount is taken a second time."), ""),
         (
@@ -168,7 +154,7 @@ def test_the_recipe_for_agents_drops_what_a_reviewer_would_and_says_why(tmp_path
         ([], bash("ls -la"), ""),
         (SEEN, bash("python3 report.py"), "infeasible"),
         (SEEN, bash("echo 'print(1)' > report.py && python3 report.py"), ""),
-        (FULL, say("All done: the cart is mended and the tests pass."), "needless"),
+        (FULL, says("All done: the cart is mended and the tests pass."), "needless"),
         (SEEN, bash("git stash && make test; git stash pop"), ""),
         (WRITTEN, bash("rm total.py"), ""),
         (WRITTEN, bash("rm cart.py"), "unasked"),

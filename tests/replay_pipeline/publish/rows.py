@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.full_tables import full_table
+from tests.support.messages import call
 
 
 def tool(name: str, **properties: str) -> dict[str, Any]:
@@ -17,18 +18,12 @@ def tool(name: str, **properties: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def call_message(name: str, text: str | None = None, **arguments: Any) -> dict[str, Any]:
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    call = {"id": "call_1", "type": "function", "function": function}
-    return {"role": "assistant", "content": text, "tool_calls": [call]}
-
-
 def kept_row(number: int, *, session: str | None = None, **others: Any) -> dict[str, Any]:
-    chosen = call_message("Read", file_path=f"src/module_{number}.py")
+    chosen = call("Read", file_path=f"src/module_{number}.py")
     rejected = {"role": "assistant", "content": f"I will guess what module {number} does."}
     messages = [
         {"role": "user", "content": f"Why does test {number} fail?"},
-        call_message("Grep", pattern=f"test_{number}"),
+        call("Grep", pattern=f"test_{number}"),
         {"role": "tool", "tool_call_id": "call_1", "content": f"tests/test_{number}.py:3"},
     ]
     return {

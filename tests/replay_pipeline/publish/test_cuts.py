@@ -13,6 +13,7 @@ from replay_pipeline.judge.feasibility import PromptState
 from replay_pipeline.publish import layout, publish
 from replay_pipeline.publish.lengths import TokenSizes, cut_pairs, measured
 from tests.replay_pipeline.publish.rows import kept_row, kept_table
+from tests.support.messages import call
 
 SYSTEM = {"role": "system", "content": "You are an agent.\nWorking directory: /w\n"}
 REQUEST = {"role": "user", "content": "Fix the cart."}
@@ -20,13 +21,8 @@ CODE = "".join(f"{n:>6}→line_number_{n} = {n}\n" for n in range(1, 400))
 SIZES = TokenSizes()
 
 
-def call(name, **arguments):
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}]}
-
-
 def answer(text):
-    return {"role": "tool", "tool_call_id": "c", "content": text}
+    return {"role": "tool", "tool_call_id": "call_1", "content": text}
 
 
 def noise(n, words=400):

@@ -8,7 +8,8 @@ import yaml
 
 from replay_pipeline.publish import publish
 from replay_pipeline.publish.version import read_manifests
-from tests.replay_pipeline.publish.rows import call_message, kept_row, kept_table
+from tests.replay_pipeline.publish.rows import kept_row, kept_table
+from tests.support.messages import call
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
 REQUEST = {"role": "user", "content": "Fix the first request."}
@@ -16,7 +17,7 @@ REQUEST = {"role": "user", "content": "Fix the first request."}
 
 def steps(n, size=2_000):
     for number in range(n):
-        yield call_message("Grep", pattern=f"step {number}")
+        yield call("Grep", pattern=f"step {number}")
         yield {"role": "tool", "tool_call_id": "call_1", "content": f"{number} {'word ' * size}"}
 
 
@@ -45,9 +46,7 @@ def test_where_no_step_can_go_long_messages_lose_their_middle(tmp_path):
 
 def test_what_cannot_be_cut_is_counted_by_reason_and_told(tmp_path):
     many = [SYSTEM, *[{"role": "user", "content": f"Request {n}. " * 40} for n in range(90)]]
-    calls = [
-        {**call_message("Grep", pattern=f"{n} {'x' * 900}")["tool_calls"][0]} for n in range(30)
-    ]
+    calls = [{**call("Grep", pattern=f"{n} {'x' * 900}")["tool_calls"][0]} for n in range(30)]
     step = {"role": "assistant", "content": "", "tool_calls": calls}
     rows = [
         kept_row(

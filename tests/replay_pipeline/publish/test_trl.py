@@ -6,7 +6,8 @@ import re
 import pytest
 
 from replay_pipeline.publish import publish
-from tests.replay_pipeline.publish.rows import call_message, kept_row, kept_table, positives_table
+from tests.replay_pipeline.publish.rows import kept_row, kept_table, positives_table
+from tests.support.messages import call
 
 TEMPLATE = """{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
 {% endif %}{%- for message in messages %}<{{ message.role }}>{{ message.content }}
@@ -152,7 +153,7 @@ def test_with_the_cards_line_no_row_is_dropped_and_no_side_cut_off(model, tmp_pa
         messages = [{"role": "user", "content": f"Fix {number}."}]
         for step in range(12):
             text = f"{number} {step} " + "def total(prices): return sum(prices)\n" * 60
-            messages.append(call_message("Read", file_path=f"{step}.py"))
+            messages.append(call("Read", file_path=f"{step}.py"))
             messages.append({"role": "tool", "tool_call_id": "call_1", "content": text})
         return kept_row(number, state_messages_json=json.dumps(messages))
 
@@ -191,7 +192,7 @@ WITHOUT_CALLS = """{%- for message in messages %}<{{ message.role }}>{{ message.
 @pytest.fixture
 def calls_alone(tmp_path):
     """A dataset whose sides differ in their calls alone."""
-    rejected = json.dumps([call_message("Grep", pattern="elsewhere")])
+    rejected = json.dumps([call("Grep", pattern="elsewhere")])
     rows = [kept_row(n, rejected_messages_json=rejected) for n in range(12)]
     publish([("b1", kept_table(*rows))], folder=tmp_path / "set")
     return tmp_path / "set"

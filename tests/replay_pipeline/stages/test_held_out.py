@@ -14,7 +14,8 @@ from replay_pipeline.stages.audit.dataset import refuse_unfit_dataset
 from replay_pipeline.stages.audit.held_out import shared_conversations, shared_messages
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.full_tables import full_table
-from tests.replay_pipeline.publish.rows import call_message, kept_row
+from tests.replay_pipeline.publish.rows import kept_row
+from tests.support.messages import call
 
 LONG = "Find every caller of the parser and say which of its two results each of them reads. " * 3
 
@@ -47,7 +48,7 @@ def cut_in_two():
     """Sessions that hand out a task, and their subagents: by the hash of their ids on both sides."""
     handed_out = [
         {"role": "user", "content": "Where is the parser called?"},
-        call_message("Task", prompt=LONG),
+        call("Task", prompt=LONG),
         {"role": "tool", "tool_call_id": "call_1", "content": "Here."},
     ]
     for number in range(2):

@@ -1,7 +1,5 @@
 """Actions tried at the states of a real session: what that makes of votes and pairs."""
 
-import json
-
 import pytest
 
 from replay_pipeline.ingesters import ClaudeCodeIngester
@@ -13,6 +11,7 @@ from replay_pipeline.stages.work.workspaces import Workspaces
 from replay_pipeline.types import TeacherAction
 from replay_pipeline.workspaces.sandbox import CommandLimits, Sandbox
 from replay_pipeline.workspaces.verdicts import Judge
+from tests.support.messages import call
 from tests.support.votes import extract_pairs
 from tests.support.worked import Worked
 
@@ -31,15 +30,9 @@ def work(open_path):
     return work
 
 
-def message(name, **arguments):
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    call = {"id": "c", "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
-
-
 def edit(work, old, new, name="tide/high.py"):
     path = str(work.root / name)
-    return message("Edit", file_path=path, old_string=old, new_string=new)
+    return call("Edit", file_path=path, old_string=old, new_string=new)
 
 
 def pairs_of(tmp_path, work, state_id, answers, execute="files", known=frozenset()):
@@ -100,7 +93,7 @@ def test_two_answers_with_one_effect_are_one_vote(tmp_path, work):
     path = str(work.root / "tide" / "high.py")
     answers = {
         "qwen": edit(work, "return 3", "return 4"),
-        "glm": message("Write", file_path=path, content="def high():\n    return 4\n"),
+        "glm": call("Write", file_path=path, content="def high():\n    return 4\n"),
     }
     outcome, (pair,), _ = pairs_of(tmp_path, work, state, answers)
     assert outcome["outcome"] == "pair"
@@ -113,7 +106,7 @@ def test_two_answers_with_one_effect_are_one_vote(tmp_path, work):
 def test_a_consensus_that_does_what_the_agent_did_is_an_agreement(tmp_path, work):
     state = work.edit("tide/high.py", "return 3", "return 4")
     path = str(work.root / "tide" / "high.py")
-    write = message("Write", file_path=path, content="def high():\n    return 4\n")
+    write = call("Write", file_path=path, content="def high():\n    return 4\n")
     outcome, pairs, _ = pairs_of(tmp_path, work, state, {"qwen": write, "glm": write})
     assert (outcome["outcome"], pairs) == ("agreement", [])
 
@@ -150,9 +143,9 @@ def test_the_pipeline_tries_answers_to_redacted_prompts_only_when_told_to(tmp_pa
 def test_commands_of_a_state_run_and_two_with_one_effect_are_one_vote(tmp_path, work):
     state = work.edit("tide/low.py", "return 1", "return 2")
     answers = {
-        "qwen": message("Bash", command="sed -i 's/return 3/return 4/' tide/high.py"),
-        "glm": message("Bash", command="perl -pi -e 's/3/4/' tide/high.py"),
-        "other": message("Bash", command="exit 3"),
+        "qwen": call("Bash", command="sed -i 's/return 3/return 4/' tide/high.py"),
+        "glm": call("Bash", command="perl -pi -e 's/3/4/' tide/high.py"),
+        "other": call("Bash", command="exit 3"),
     }
     judge = Judge("commands", sandbox=Sandbox(limits=CommandLimits(disk_bytes=20_000_000)))
     outcome, (pair,), counts = pairs_of(tmp_path, work, state, answers, judge)
