@@ -151,13 +151,13 @@ def test_strict_keeps_ordinary_pairs():
 def test_batches_know_earlier_batches_in_any_order_of_runs(tmp_path, recipe):
     normalizer = DJNormalizer(recipe)
 
-    def row(text):
+    def of(text):
         return row(f"state {text}", prompt=text, chosen=f"do the thing called {text}")
 
     tables = {
-        "b1": pair_table(row("one"), row("two")),
-        "b2": pair_table(row("two"), row("three"), row("three")),
-        "b3": pair_table(row("one"), row("three"), row("four")),
+        "b1": pair_table(of("one"), of("two")),
+        "b2": pair_table(of("two"), of("three"), of("three")),
+        "b3": pair_table(of("one"), of("three"), of("four")),
     }
 
     def index():
