@@ -121,36 +121,34 @@ def _channel_problems(engine: TrainingEngine, settings: RunConfig) -> Iterator[s
     why = "the teacher's scores come from an inference server as its top-k"
     if engine.is_sampled:
         why = "the loss sees the sampled tokens' log-probs, never logits"
-    if shared.sdpo_estimator not in engine.estimators:
-        yield (
-            f"trl.sdpo_estimator={shared.sdpo_estimator}: {why}; set "
-            f"trl.sdpo_estimator={engine.estimators[0]}"
-        )
-    if shared.sdpo_wrapper not in engine.wrappers:
-        yield (
-            f"trl.sdpo_wrapper={shared.sdpo_wrapper}: it needs distributions, and {why}; set "
-            f"trl.sdpo_wrapper={engine.wrappers[0]}"
-        )
-    elif shared.sdpo_wrapper == "taid" and not engine.sees_logits and shared.taid_alpha != 0:
+    for name, known, reason in (
+        ("sdpo_estimator", engine.estimators, why),
+        ("sdpo_wrapper", engine.wrappers, f"it needs distributions, and {why}"),
+        (
+            "teacher",
+            (*engine.teachers, "auto"),
+            "the inference server that scores hinted contexts holds the current policy",
+        ),
+    ):
+        if (value := getattr(shared, name)) not in known:
+            yield f"trl.{name}={value}: {reason}; set trl.{name}={known[0]}"
+    if engine.sees_logits:
+        return
+    if shared.sdpo_wrapper == "taid" and "taid" in engine.wrappers and shared.taid_alpha != 0:
         yield (
             f"trl.taid_alpha={shared.taid_alpha}: {engine.title} moves TAID's target by the step "
             "alone; set trl.taid_alpha=0"
         )
-    is_sampled = engine.is_sampled or shared.sdpo_estimator == "sampled"
-    if is_sampled and not engine.sees_logits and shared.jsd_beta != 1.0:
-        yield (
-            f"trl.jsd_beta={shared.jsd_beta}: from sampled tokens only KL(student || teacher) can "
-            "be estimated; set trl.jsd_beta=1.0"
-        )
-    if shared.teacher not in ("auto", *engine.teachers):
-        yield (
-            f"trl.teacher={shared.teacher}: the inference server that scores hinted contexts "
-            f"holds the current policy; set trl.teacher={engine.teachers[0]}"
-        )
-    if not engine.sees_logits and shared.temperature != 1.0:
+    if shared.temperature != 1.0:
         yield (
             f"trl.temperature={shared.temperature} with channel 2: the inference server scores at "
             "temperature 1; set trl.temperature=1.0"
         )
-    if is_sampled and not engine.sees_logits and shared.sdpo_token_clip is not None:
+    is_sampled = engine.is_sampled or shared.sdpo_estimator == "sampled"
+    if is_sampled and shared.jsd_beta != 1.0:
+        yield (
+            f"trl.jsd_beta={shared.jsd_beta}: from sampled tokens only KL(student || teacher) can "
+            "be estimated; set trl.jsd_beta=1.0"
+        )
+    if is_sampled and shared.sdpo_token_clip is not None:
         yield "trl.sdpo_token_clip: there is no vocabulary entry to cap; take it out"

@@ -40,8 +40,7 @@ def test_the_file_that_drives_trl_and_verl_drives_the_mesh(command, tmp_path, da
     values = settings_values(dataset=dataset, output=tmp_path / "out", model=model)
     file = tmp_path / "one.yaml"
     file.write_text(json.dumps(values))
-    mesh = "engines.monarch.generators=1"
-    done = command("monarch", tmp_path / "out", *mesh, file=file)
+    done = command("monarch", tmp_path / "out", file=file)
     assert done.code == 0, done.errors
     report = done.report["report"]
     assert (report["channels_live"], report["channels_off"]) == (["policy", "sdpo", "replay"], {})

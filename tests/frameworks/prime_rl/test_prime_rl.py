@@ -365,19 +365,6 @@ def test_pairs_that_are_gone_are_an_error_before_the_first_rollout(prepared, mon
         asyncio.run(run.start())
 
 
-def test_a_key_that_prime_rl_does_not_know_is_refused_with_its_own_words(
-    tmp_path, dataset, model, capsys
-):
-    path = settings_file(tmp_path, dataset, model)
-    values = yaml.safe_load(path.read_text())
-    values["engines"]["prime_rl"]["orchestrator.train.env"] = []
-    path.write_text(yaml.safe_dump(values))
-    assert main(["prime_rl", "--config", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert "PRIME-RL refuses these settings" in error
-    assert "orchestrator.train.env" in error
-
-
 def test_another_versions_hooks_are_named_with_the_commit_to_take(monkeypatch):
     monkeypatch.delitem(sys.modules, "prime_rl.orchestrator.algo")
     for name in [name for name in sys.modules if name.startswith("prime_rl.configs.orchestrator")]:

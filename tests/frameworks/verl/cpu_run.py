@@ -1,10 +1,11 @@
 """Runs a process that sees VeRL on the CPU."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[2]
@@ -31,12 +32,6 @@ def environment(**more: str) -> dict[str, str]:
         "MASTER_PORT": str(free_port()),
         **more,
     }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run(command: list[str], **more: str) -> "subprocess.CompletedProcess[str]":

@@ -9,7 +9,6 @@ import logging
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import monarch.actor
@@ -36,33 +35,18 @@ STOP_S = 60.0
 """Longest wait for the processes to end, so that a hanging one doesn't block the restart."""
 
 
-@dataclass(frozen=True)
-class RankOutcome:
-    """How a rank ended: with a report, or with a user's error that no restart can fix."""
-
-    report: dict[str, Any] | None = None
-    error: TrainerError | None = None
-
-
-@dataclass
-class MonarchReport:
-    """The results of a run on the mesh."""
-
-    report: dict[str, Any] = field(default_factory=dict)
-    """The report of rank 0."""
-    restarts: list[dict[str, Any]] = field(default_factory=list)
-    """The restarts, each with `resumed_from`, `seconds` of its run, and `cause`."""
+Outcome = dict[str, Any] | TrainerError
+"""How a rank ended: with a report, or with a user's error that no restart can fix."""
 
 
 class TrainerActor(Actor):
     """One rank, which runs the usual TRL run."""
 
     def __init__(self, values: dict[str, Any], n_deaths: int) -> None:
-        """Keep the settings, and how often the run has died."""
         self.values, self.n_deaths = values, n_deaths
 
     @endpoint
-    def train(self, resume_from: str | None) -> RankOutcome:
+    def train(self, resume_from: str | None) -> Outcome:
         """Run to the end. A wrong setting or dataset is an outcome, and any other error raises."""
         # TRL takes seconds to load, and the controller does without.
         from trainer.engines.trl.run import RunParts, run  # noqa: PLC0415
@@ -72,35 +56,40 @@ class TrainerActor(Actor):
         try:
             config = read_settings(self.values | {"resume_from": resume_from})
             place = ReplicaPlace(0, 1, self.n_deaths)
-            return RankOutcome(report=run(config, parts=RunParts(place=place)))
+            return run(config, parts=RunParts(place=place))
         except TrainerError as error:
-            return RankOutcome(error=error)
+            return error
 
 
 def train_on_mesh(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a settings file whose section `engines.monarch` says how many ranks there are."""
+    """Run a settings file whose section `engines.monarch` says how many ranks there are.
+
+    Returns:
+        The `report` of rank 0, and the `restarts`, each with `resumed_from`, `seconds` of its run,
+            and `cause`.
+    """
     own = (values.get("engines") or {}).get("monarch") or {}
     placement = section_of(Placement, own, "engines.monarch.")
     placement.check(read_settings(values))
     monarch.actor.unhandled_fault_hook = _note_fault
     told = with_checkpoints(without_engines(values), placement)
-    return asdict(asyncio.run(_keep_alive(told, placement)))
+    return asyncio.run(_keep_alive(told, placement))
 
 
-async def _keep_alive(values: dict[str, Any], placement: Placement) -> MonarchReport:
+async def _keep_alive(values: dict[str, Any], placement: Placement) -> dict[str, Any]:
     """Run to the end, through as many deaths as there may be.
 
     Raises:
         ReplicaFailedError: the run died more often than it may.
     """
-    report, budget = MonarchReport(), RestartBudget(placement.max_restarts)
+    restarts, budget = list[dict[str, Any]](), RestartBudget(placement.max_restarts)
     resume_from = values.get("resume_from")
     while True:
         started = time.perf_counter()
         try:
             outcome = await _run_ranks(values, placement, budget.n_deaths, resume_from)
         except (SupervisionError, ActorError) as error:
-            checkpoint = latest_checkpoint(values["output"], n_ranks=placement.ranks)
+            checkpoint = latest_checkpoint(values["output"])
             cause = str(error).strip()
             if not budget.allows(checkpoint):
                 raise ReplicaFailedError(
@@ -110,18 +99,17 @@ async def _keep_alive(values: dict[str, Any], placement: Placement) -> MonarchRe
             resume_from = str(checkpoint) if checkpoint else values.get("resume_from")
             seconds = round(time.perf_counter() - started, 2)
             row = {"resumed_from": resume_from, "seconds": seconds}
-            report.restarts.append(row | {"cause": cause.splitlines()[-1]})
+            restarts.append(row | {"cause": cause.splitlines()[-1]})
             logger.warning("a rank died, continuing from %s: %s", resume_from, cause)
             continue
-        if outcome.error is not None:
-            raise outcome.error
-        report.report = outcome.report or {}
-        return report
+        if isinstance(outcome, TrainerError):
+            raise outcome
+        return {"report": outcome, "restarts": restarts}
 
 
 async def _run_ranks(
     values: dict[str, Any], placement: Placement, n_deaths: int, resume_from: str | None
-) -> RankOutcome:
+) -> Outcome:
     """Start the ranks, train, and stop them; the outcome of rank 0."""
     procs = this_host().spawn_procs(per_host={"procs": placement.ranks})
     try:

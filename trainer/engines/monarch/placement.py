@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.data.folders import STATE_FILE
+from trainer.engines.trl.checkpoints import STAMP_FILE
 from trainer.errors import TrainerConfigError
 from trainer.settings import RunConfig
 
@@ -46,21 +46,11 @@ def with_checkpoints(values: Mapping[str, Any], placement: Placement) -> dict[st
     return told
 
 
-def latest_checkpoint(output: str | Path, *, n_ranks: int = 1) -> Path | None:
+def latest_checkpoint(output: str | Path) -> Path | None:
     """Return the last checkpoint that every rank has completely written, if any."""
-    found = {
-        int(folder.name.rpartition("-")[2]): folder
-        for folder in (Path(output) / "steps").glob("checkpoint-*")
-        if _is_whole(folder, n_ranks)
-    }
+    stamps = (Path(output) / "steps").glob(f"checkpoint-*/{STAMP_FILE}")
+    found = {int(stamp.parent.name.rpartition("-")[2]): stamp.parent for stamp in stamps}
     return found[max(found)] if found else None
-
-
-def _is_whole(folder: Path, n_ranks: int) -> bool:
-    if n_ranks == 1:
-        return (folder / STATE_FILE).exists()
-    names = [STATE_FILE, *(f"rng_state_{rank}.pth" for rank in range(n_ranks))]
-    return all((folder / name).exists() for name in names)
 
 
 @dataclass

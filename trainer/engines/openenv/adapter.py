@@ -93,7 +93,6 @@ class _Environment:
     _outcomes: ClassVar[CallOutcomes]
 
     def __init__(self) -> None:
-        """Connect when first reset."""
         self._session: Any = None
         self._forget()
 

@@ -34,7 +34,6 @@ class OpenEnvSession:
     """A session on one WebSocket of any OpenEnv server, with one episode at a time."""
 
     def __init__(self, base_url: str, *, timeout_s: float = 60.0) -> None:
-        """Connect to the server."""
         self.base_url = base_url
         self._action = _schema(base_url, timeout_s)["action"]
         self._has_mcp = self._action.get("title") in MCP_ACTIONS

@@ -24,32 +24,13 @@ from verifiers.v1.types import AssistantMessage, UserMessage
 from trainer.data.hints import hint_for_row
 from trainer.engines.handover import TokenizedPairs, read_reference, write_reference
 from trainer.errors import AlignmentError, DatasetError, TrainerConfigError
-from trainer.losses.channels import PREFERENCE_NUMBERS, ReplayOptions
-from trainer.losses.credit import replay_credit
+from trainer.losses.channels import PREFERENCE_NUMBERS, ReplayOptions, replay_credit
 
 logger = logging.getLogger(__name__)
 
 REPLAYED = "replayed_pair"
 """Agent name of a replayed trace. PRIME-RL's metrics are by agent, so pairs don't mix with rollouts."""
 SIDES = ("chosen_ids", "rejected_ids")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChannelOptions:
-    """The parameters of `[orchestrator.algo]` with `type = "three_channels"`."""
-
-    alpha_sdpo: float = 0.0
-    beta_replay: float = 0.0
-    policy_weight: float = 1.0
-    replay: ReplayOptions = field(default_factory=ReplayOptions)
-    pairs: str = ""
-    """Tokenized pairs from `trainer.engines.handover.write_pairs`."""
-    pairs_per_step: int = 4
-    groups_per_step: int = 1
-    """Groups of rollouts in one batch. Each adds its part of the step's pairs."""
-    reference: str = ""
-    """File for the reference log-probs of all pairs, written before the first step."""
-    seed: int = 42
 
 
 @dataclass
@@ -63,12 +44,17 @@ class Replayed:
 
 
 class ThreeChannelAlgorithm(GRPOAlgorithm):
-    """PRIME-RL's GRPO with channels 2 and 3."""
+    """PRIME-RL's GRPO with channels 2 and 3. Its options are those of `register.config_class`."""
 
     def __init__(self, config: Any, policy_pool: Any) -> None:
-        """Build GRPO, then read the pairs."""
         super().__init__(config, policy_pool)
-        self.options = options_of(config)
+        if config.alpha_sdpo == config.beta_replay == config.policy_weight == 0:
+            raise TrainerConfigError("[orchestrator.algo]: all three channels have weight 0")
+        self.options = config
+        self._preference = ReplayOptions(
+            variant=config.dpo_variant,
+            **{name: getattr(config, name) for name in PREFERENCE_NUMBERS},
+        )
         self._pairs = TokenizedPairs(self.options.pairs) if self.options.beta_replay > 0 else None
         self._reference: list[list[float]] | None = None
         self._renderer: Any = None
@@ -82,7 +68,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
             self._renderer = create_renderer(
                 load_tokenizer(self.policy_pool.model_name), self.policy_pool.train_client.renderer
             )
-        if self._pairs is not None and self.options.replay.needs_reference:
+        if self._pairs is not None and self._preference.needs_reference:
             self._reference = await self._reference_logps(self._pairs)
 
     async def score_episode(self, episode: Any) -> None:
@@ -202,7 +188,7 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
             kept = torch.tensor([self._reference[i] for i in mine], dtype=torch.float64)
             references = (kept[:, 0], kept[:, 1])
         by_side = replay_credit(
-            sums[0::2], sums[1::2], lengths[0::2], lengths[1::2], *references, options.replay
+            sums[0::2], sums[1::2], lengths[0::2], lengths[1::2], *references, self._preference
         )
         sampler = pairs.sampler(batch_size=options.pairs_per_step, seed=options.seed)
         total_weight = sum(pairs.rows[i]["weight"] for i in sampler.step(replayed.step))
@@ -239,29 +225,6 @@ class ThreeChannelAlgorithm(GRPOAlgorithm):
         logps = [[sums[k], sums[k + 1]] for k in range(0, len(sums), 2)]
         write_reference(self.options.reference, pairs, logps)
         return logps
-
-
-def options_of(config: Any) -> ChannelOptions:
-    """Return the options in an algorithm's configuration.
-
-    Raises:
-        TrainerConfigError: no channel has a weight, or a value is out of range.
-    """
-    names = [name for name in ChannelOptions.__dataclass_fields__ if name != "replay"]
-    values = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    replay = {name: getattr(config, name) for name in PREFERENCE_NUMBERS if hasattr(config, name)}
-    options = ChannelOptions(
-        **values, replay=ReplayOptions(variant=getattr(config, "dpo_variant", "simpo"), **replay)
-    )
-    if options.alpha_sdpo == options.beta_replay == options.policy_weight == 0:
-        raise TrainerConfigError("[orchestrator.algo]: all three channels have weight 0")
-    if min(options.alpha_sdpo, options.beta_replay, options.policy_weight) < 0:
-        raise TrainerConfigError("[orchestrator.algo]: a channel has a negative weight")
-    if options.groups_per_step < 1 or options.pairs_per_step < 1:
-        raise TrainerConfigError(
-            "[orchestrator.algo]: groups_per_step and pairs_per_step must be at least 1"
-        )
-    return options
 
 
 def recorded_trace(template: Any, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Any:

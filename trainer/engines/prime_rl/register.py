@@ -61,7 +61,12 @@ def register() -> None:
 
 
 def config_class(base: Any) -> Any:
-    """Return the class of `[orchestrator.algo]` for our type: GRPO's own fields, and those of channels 2 and 3."""
+    """Return the class of `[orchestrator.algo]` for our type: GRPO's own fields, and those of channels 2 and 3.
+
+    `pairs` is a file from `write_pairs`. Each of the `groups_per_step` groups of rollouts in a batch
+    adds its part of the step's pairs. `reference` is the file for the reference log-probs of all
+    pairs, written before the first step.
+    """
     variant: Any = Literal.__getitem__(tuple(VARIANTS))  # type: ignore[attr-defined]
     numbers: Any = {name: (float, getattr(ReplayOptions, name)) for name in PREFERENCE_NUMBERS}
     kind: Any = Literal["three_channels"]
@@ -69,14 +74,14 @@ def config_class(base: Any) -> Any:
         "ThreeChannelsAlgoConfig",
         __base__=base,
         type=(kind, NAME),
-        alpha_sdpo=(float, 0.0),
-        beta_replay=(float, 0.0),
-        policy_weight=(float, 1.0),
+        alpha_sdpo=(float, Field(0.0, ge=0)),
+        beta_replay=(float, Field(0.0, ge=0)),
+        policy_weight=(float, Field(1.0, ge=0)),
         dpo_variant=(variant, "simpo"),
         **numbers,
         pairs=(str, ""),
-        pairs_per_step=(int, 4),
-        groups_per_step=(int, 1),
+        pairs_per_step=(int, Field(4, ge=1)),
+        groups_per_step=(int, Field(1, ge=1)),
         reference=(str, ""),
         seed=(int, 42),
     )

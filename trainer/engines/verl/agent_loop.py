@@ -79,7 +79,6 @@ class HintedAgentLoopManager(AgentLoopManagerTQ):
     """The manager that starts hinted workers. It refuses if the engine's part of the plug-in isn't active."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Check, then set up as VeRL does."""
         current_options()
         _require_live_engine()
         super().__init__(*args, **kwargs)

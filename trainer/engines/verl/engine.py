@@ -47,7 +47,6 @@ class ComposerEngine(FSDPEngineWithLMHead):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Build VeRL's engine; the options come with the first training step."""
         super().__init__(*args, **kwargs)
         self._options: PluginOptions | None = None
         self._pairs: TokenizedPairs | None = None
@@ -217,7 +216,6 @@ class WeightedLoss:
     """VeRL's own loss times the weight of channel 1."""
 
     def __init__(self, inner: LossFunction, weight: float) -> None:
-        """Wrap `inner`."""
         self.inner, self.weight = inner, weight
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, Any]:
@@ -293,7 +291,6 @@ class PairScores:
     """The collected log-prob sums of each row."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self.sums: list[Tensor] = []
 
     def __call__(self, model_output: Any, data: Any, **_: Any) -> tuple[Tensor, dict[str, Any]]:
