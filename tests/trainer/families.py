@@ -16,6 +16,11 @@ SHIPPED = Path(trl.__file__).parent / "chat_templates"
 SPECIAL = re.compile(
     r"<\|[^<>|\s]{1,40}\|>|<｜[^｜]{1,40}｜>|<[a-z_]+\|>|<\|[a-z_]+>|<(?:start|end)_of_turn>"
 )
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""A template that knows no tools."""
 SIZES = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -55,6 +60,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"qwen3_{one}": ("qwen3_5_text", HEAD | LINEAR) for one in (5, 6, 8)},
 }
 """What transformers calls a family, and its own sizes, by how the names of its templates begin."""
+
+
+def causal_lm(kind: str, *, seed: int = 0, **own: Any) -> Any:
+    """Return a small model of random weights, by what transformers calls its family."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = AutoConfig.for_model(kind, **SIZES | heads | {"vocab_size": 60} | own)
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def tokenizer_with(template: str) -> PreTrainedTokenizerFast:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from tests.trainer.published import rows_of
 from trainer.data.rendering import Renderer
 from trainer.data.rewards import as_trl_reward, consensus_reward
@@ -50,6 +52,19 @@ PLAIN: dict = {
     "pairs_per_step": 4,
     "shuffle_dataset": False,
 }
+
+
+def parameters(model) -> dict:
+    """Copies of a model's parameters, or of those of a trainer's model."""
+    if hasattr(model, "accelerator"):
+        model = model.accelerator.unwrap_model(model.model)
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def assert_equal(ours, theirs, **tolerance) -> None:
+    """Assert that two sets of parameters are equal."""
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], **tolerance)
 
 
 def make_trainer(output, model, tokenizer, *, rows=None, pairs=None, kept=(), **settings):

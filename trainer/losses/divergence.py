@@ -157,10 +157,15 @@ def generalized_jsd_loss(
     entries = jsd_entries(student_logp, teacher_logp, beta)
     if token_clip is not None:
         entries = entries.clamp(max=token_clip)
-    return _reduced(entries, reduction, entries.size(0))
+    return reduced(entries, reduction, entries.size(0))
 
 
-def _reduced(entries: Tensor, reduction: str, n_rows: int) -> Tensor:
+def reduced(entries: Tensor, reduction: str, n_rows: int) -> Tensor:
+    """Reduce the terms of a loss as `generalized_jsd_loss` says.
+
+    Raises:
+        TrainerConfigError: the reduction is unknown.
+    """
     if reduction == "batchmean":
         return entries.sum() / max(n_rows, 1)
     if reduction == "sum":

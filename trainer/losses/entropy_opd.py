@@ -14,6 +14,7 @@ from trainer.losses.divergence import (
     check_same_shape,
     kl_entries,
     log_probs,
+    reduced,
     taken,
 )
 
@@ -106,8 +107,7 @@ def entropy_aware_opd_loss(
     token's reverse KL, over all tokens, and `alpha` times the top-k forward KL where the teacher's
     entropy exceeds `entropy_threshold` (nats). It needs `labels` with the sampled ids (-100 isn't
     counted). mode="soft" blends both full KLs by the teacher's relative entropy; see
-    `soft_gated_kl_per_token`. The reduction "batchmean" divides by the counted tokens. "sum" and
-    "none" work too.
+    `soft_gated_kl_per_token`. Of the reductions, "batchmean" and "mean" divide by the counted tokens.
 
     >>> even, sure = torch.zeros(1, 1, 2), torch.tensor([[[0.9, 0.1]]]).log()
     >>> entropy_aware_opd_loss(sure, even)  # an even teacher opens the gate: KL(t || s)
@@ -138,8 +138,4 @@ def entropy_aware_opd_loss(
         per_token = per_token + alpha * gated_forward_kl_per_token(*sides, **gated)
     else:
         raise TrainerConfigError(f"mode={mode!r} is neither 'soft' nor 'additive'")
-    if reduction == "none":
-        return per_token
-    if reduction not in ("batchmean", "sum"):
-        raise TrainerConfigError(f"reduction={reduction!r} is not batchmean, sum or none")
-    return per_token.sum() / (max(per_token.numel(), 1) if reduction == "batchmean" else 1)
+    return reduced(per_token, reduction, per_token.numel())

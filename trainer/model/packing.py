@@ -55,16 +55,24 @@ def packed_logps(model: nn.Module, tree: PackedTree) -> tuple[Tensor, Tensor]:
     Divide by `tree.chosen_lengths` and `tree.rejected_lengths` for per-token averages. In both
     passes, logits exist for only one chunk of tokens at a time. Under DDP or FSDP, call this inside
     the wrapper's forward, or gradients aren't synchronized.
+    """
+    (chosen, _), (rejected, _) = tree_pair_logps(model, tree)
+    return chosen, rejected
 
+
+def tree_pair_logps(
+    model: nn.Module, tree: PackedTree, hidden_N_H: Tensor | None = None
+) -> PairLogps:
+    """Return the summed log-probs and token counts of both sides of a tree's pairs, on the model's device.
+
+    The hidden states of the packed tokens are computed if they aren't given.
     """
     tree = tree.to(causal_lm_of(model).device)
-    return logps_of_tree(model, tree, packed_hidden(model, tree))
-
-
-def logps_of_tree(model: nn.Module, tree: PackedTree, hidden_N_H: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the results of `packed_logps` from the hidden states of the packed tokens."""
+    if hidden_N_H is None:
+        hidden_N_H = packed_hidden(model, tree)
     logps_E, _ = head_logps(model, hidden_N_H[tree.predictors_E], tree.target_ids_E)
-    return tree.sum_logps(logps_E)
+    chosen, rejected = tree.sum_logps(logps_E)
+    return (chosen, tree.chosen_lengths), (rejected, tree.rejected_lengths)
 
 
 def states_of_sequences(tree: PackedTree, hidden_N_H: Tensor, n_columns: int) -> Tensor:
@@ -120,20 +128,6 @@ def trees_of(
     if max_tokens is None:
         return [pack_pairs(pairs, sequences=sequences)]
     return pack_pairs_within(pairs, max_tokens=max_tokens, sequences=sequences)
-
-
-def tree_pair_logps(model: nn.Module, tree: PackedTree) -> PairLogps:
-    """Return the summed log-probs and token counts of both sides of a tree's pairs, on the model's device."""
-    return with_lengths(tree, packed_logps(model, tree))
-
-
-def with_lengths(tree: PackedTree, logps: tuple[Tensor, Tensor]) -> PairLogps:
-    """Return summed log-probs together with the token counts of both sides of a tree's pairs."""
-    chosen, rejected = logps
-    return (
-        (chosen, tree.chosen_lengths.to(chosen.device)),
-        (rejected, tree.rejected_lengths.to(chosen.device)),
-    )
 
 
 def _token_pairs(batch: Mapping[str, Tensor]) -> list[TokenPair]:
@@ -399,10 +393,7 @@ def _base_attention(base: str, module: nn.Module) -> Callable[..., Any]:
 
 def _check_exact(module: nn.Module, kwargs: dict[str, Any]) -> None:
     """Refuse what the tree backends would silently leave out."""
-    for name, reason in (
-        ("dropout", "attention dropout"),
-        ("softcap", "a soft cap on attention scores"),
-    ):
-        value = kwargs.get(name)
-        if value is not None and not (name == "dropout" and value == 0.0):
-            _refuse(module, f"uses {reason}")
+    if kwargs.get("dropout"):
+        _refuse(module, "uses attention dropout")
+    if kwargs.get("softcap") is not None:
+        _refuse(module, "uses a soft cap on attention scores")

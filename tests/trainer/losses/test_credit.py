@@ -11,10 +11,10 @@ from trainer.losses.channels import (
     SDPOOptions,
     distillation_per_token,
     divergence_per_token,
+    replay_credit,
     replay_per_pair,
     sampled_reverse_kl_per_token,
 )
-from trainer.losses.credit import replay_credit
 from trainer.losses.divergence import log_probs, with_tail
 
 

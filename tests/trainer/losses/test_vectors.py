@@ -231,11 +231,8 @@ DPO = [
 
 def logps_of_pairs(f: str) -> tuple:
     """Return the policy's logits, and of each side its log-probability, length, and reference."""
-    logits, ids, mask = (
-        leaf(f, "policy_logits"),
-        tensor(f, "input_ids"),
-        tensor(f, "completion_mask"),
-    )
+    ids, mask = tensor(f, "input_ids"), tensor(f, "completion_mask")
+    logits = leaf(f, "policy_logits")
     summed, n_tokens = response_logps(logits, ids, mask)
     reference, _ = response_logps(tensor(f, "ref_logits"), ids, mask)
     return logits, summed, n_tokens, reference
@@ -274,13 +271,7 @@ def test_the_likelihood_beside_a_preference_loss_matches_trls_sft(variant):
     """TRL means it over the tokens of all chosen sides, we over each side's own, as the paper does."""
     f = "dpo_trl116"
     (case,) = (case for case in CASES[f] if case["loss_type"] == "sft")
-    logits, ids, mask = (
-        leaf(f, "policy_logits"),
-        tensor(f, "input_ids"),
-        tensor(f, "completion_mask"),
-    )
-    summed, n_tokens = response_logps(logits, ids, mask)
-    reference, _ = response_logps(tensor(f, "ref_logits"), ids, mask)
+    logits, summed, n_tokens, reference = logps_of_pairs(f)
     sides = (*summed.chunk(2), *n_tokens.chunk(2), *reference.chunk(2))
     alone, both = (
         replay_per_pair(*sides, ReplayOptions(variant=variant, rpo_alpha=weight))

@@ -6,55 +6,30 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import (
-    CohereConfig,
-    CohereForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2Model,
-)
+from transformers import Qwen2Config, Qwen2Model
 
+from tests.trainer.families import SIZES, causal_lm
 from trainer.errors import TrainerConfigError
 from trainer.losses import generalized_jsd_loss
 from trainer.model.causal_lm import head_divergence, head_logps, lm_head_of, logit_rule
 from trainer.model.scoring import project
 
-SIZES = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
 RULES = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}, (1.0, None)),
-    "cohere": (CohereConfig, CohereForCausalLM, {"logit_scale": 0.25}, (0.25, None)),
-    "granite": (GraniteConfig, GraniteForCausalLM, {"logits_scaling": 8.0}, (0.125, None)),
-    "gemma2": (
-        Gemma2Config,
-        Gemma2ForCausalLM,
-        {"final_logit_softcapping": 3.0, "head_dim": 8},
-        (1.0, 3.0),
-    ),
+    "qwen2": ({}, (1.0, None)),
+    "cohere": ({"logit_scale": 0.25}, (0.25, None)),
+    "granite": ({"logits_scaling": 8.0}, (0.125, None)),
+    "gemma2": ({"final_logit_softcapping": 3.0, "head_dim": 8}, (1.0, 3.0)),
 }
 
 
 def make_model(family="qwen2"):
-    config_class, model_class, extra, _ = RULES[family]
-    torch.manual_seed(0)
-    return model_class._from_config(config_class(**SIZES | extra))
+    return causal_lm(family, num_hidden_layers=1, pad_token_id=0, **RULES[family][0])
 
 
 @pytest.mark.parametrize("family", RULES)
 def test_the_logit_rule_gives_the_models_own_logps(family):
     model = make_model(family)
-    assert logit_rule(model) == RULES[family][3]
+    assert logit_rule(model) == RULES[family][1]
     ids = torch.randint(2, 60, (1, 20))
     expected = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
     expected = expected.gather(-1, ids[0, 1:, None])[:, 0]

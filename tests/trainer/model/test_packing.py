@@ -1,7 +1,5 @@
 """Causal LMs on packed pairs: equal to one pair at a time, or a clear refusal."""
 
-import random
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,32 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    BloomConfig,
-    BloomForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Olmo3Config,
-    Olmo3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
 
-from tests.trainer.families import MODELS
+from tests.trainer.families import MODELS, causal_lm
+from tests.trainer.model.test_tree import trace_pairs
 from trainer.errors import ShapeError, TrainerConfigError
 from trainer.model.packing import (
     enable_tree_attention,
@@ -43,39 +19,11 @@ from trainer.model.packing import (
 )
 from trainer.model.tree_layout import pack_pairs
 
-SIZES = {
-    "vocab_size": 60,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-FAMILIES = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-}
+FAMILIES = {"qwen2": {"tie_word_embeddings": True}, "qwen3": {"head_dim": 8}, "llama": {}}
 
 
-def make_model(family="qwen2", *, seed=0, **options):
-    config_class, model_class, extra = FAMILIES[family]
-    torch.manual_seed(seed)
-    return model_class._from_config(config_class(**SIZES | extra | options)).train()
-
-
-def trace_pairs(n_states, *, seed=0, vocab=60):
-    rng = random.Random(seed)
-
-    def some(low, high):
-        return [rng.randrange(2, vocab) for _ in range(rng.randint(low, high))]
-
-    context, pairs = some(1, 20), []
-    for _ in range(n_states):
-        taken = some(1, 6)
-        pairs.append((list(context), some(1, 6), taken))
-        context += taken + some(0, 5)
-    return pairs
+def make_model(family="qwen2", **options):
+    return causal_lm(family, **FAMILIES[family] | options).train()
 
 
 def one_pair_at_a_time(model, pairs):
@@ -233,26 +181,23 @@ def test_what_a_tree_cannot_reproduce_is_refused():
     model.model.layers[0].self_attn.attention_dropout = 0.1
     with pytest.raises(TrainerConfigError, match="attention dropout"):
         packed_logps(model, tree)
-    gemma = Gemma2ForCausalLM._from_config(Gemma2Config(**SIZES, head_dim=8, pad_token_id=0))
     with pytest.raises(TrainerConfigError, match="soft cap on attention"):
-        enable_tree_attention(gemma)
+        enable_tree_attention(causal_lm("gemma2", head_dim=8, pad_token_id=0))
 
 
 MOE = {"num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 WINDOWED = {
-    "mistral": (MistralConfig, MistralForCausalLM, {}),
-    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {"head_dim": 8, "pad_token_id": 0}),
-    "olmo3": (Olmo3Config, Olmo3ForCausalLM, {"pad_token_id": 0}),
-    "gpt-oss": (GptOssConfig, GptOssForCausalLM, {"head_dim": 8, "pad_token_id": 0, **MOE}),
+    "mistral": {},
+    "gemma3_text": {"head_dim": 8, "pad_token_id": 0},
+    "olmo3": {"pad_token_id": 0},
+    "gpt_oss": {"head_dim": 8, "pad_token_id": 0, **MOE},
 }
 
 
 @pytest.mark.parametrize("name", WINDOWED)
 def test_sliding_windows_and_sinks_of_real_layers_are_followed(name):
-    config_class, model_class, extra = WINDOWED[name]
-    torch.manual_seed(0)
-    model = model_class._from_config(config_class(**SIZES | extra, sliding_window=6)).train()
-    if name == "gpt-oss":
+    model = causal_lm(name, sliding_window=6, **WINDOWED[name]).train()
+    if name == "gpt_oss":
         with torch.no_grad():
             for layer in model.model.layers:
                 layer.self_attn.sinks.copy_(torch.linspace(-1, 2, 4))
@@ -265,9 +210,7 @@ def test_sliding_windows_and_sinks_of_real_layers_are_followed(name):
 @pytest.mark.parametrize("seed", range(3))
 def test_states_of_recurrent_layers_are_carried_along_a_prefix_and_forked(family, seed):
     kind, own = MODELS[family]
-    torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **SIZES | own)
-    model = AutoModelForCausalLM.from_config(config).train()
+    model = causal_lm(kind, seed=seed, **own).train()
     pairs = trace_pairs(4, seed=seed) + trace_pairs(2, seed=seed + 7)
     pairs.append((pairs[0][0], pairs[0][1][:1], [*pairs[0][1], 3]))  # a fork after one token
     assert_same_training_signal(model, pairs, packed_logps(model, pack_pairs(pairs)))
@@ -303,6 +246,3 @@ def test_a_layer_that_does_not_pass_the_tree_on_is_noticed():
     attention.forward = forgetful
     with pytest.raises(TrainerConfigError, match="1 of its 2 layers"):
         packed_logps(model, pack_pairs(trace_pairs(2)))
-
-
-OutOfResources = type("OutOfResources", (Exception,), {"__module__": "triton.runtime.errors"})

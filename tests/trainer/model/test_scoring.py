@@ -3,8 +3,8 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from tests.trainer.families import causal_lm
 from tests.trainer.published import rows_of
 from trainer.data.collator import ComposerDataCollator
 from trainer.engines.trl.run import run
@@ -12,27 +12,19 @@ from trainer.losses.compose import pair_logps
 from trainer.model import scoring
 from trainer.settings import RunConfig, TinyOptions
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-
 
 def qwen(n_words):
-    return Qwen2ForCausalLM(Qwen2Config(vocab_size=n_words, **SIZES))
+    return causal_lm("qwen2", vocab_size=n_words)
 
 
 def soft_capped(n_words):
-    config = Gemma2Config(vocab_size=n_words, head_dim=8, final_logit_softcapping=2.0, **SIZES)
-    return Gemma2ForCausalLM._from_config(config, attn_implementation="eager")
+    model = causal_lm("gemma2", vocab_size=n_words, head_dim=8, final_logit_softcapping=2.0)
+    model.set_attn_implementation("eager")
+    return model
 
 
 @pytest.mark.parametrize("make", [qwen, soft_capped])
 def test_pairs_are_scored_as_by_the_logits_of_the_batch(tokenizer, make):
-    torch.manual_seed(0)
     model = make(len(tokenizer)).eval()
     batch = ComposerDataCollator(tokenizer, with_tools=False)(rows_of(2))
     for ours, plain in zip(
@@ -43,7 +35,6 @@ def test_pairs_are_scored_as_by_the_logits_of_the_batch(tokenizer, make):
 
 
 def test_their_gradients_are_the_same(tokenizer):
-    torch.manual_seed(0)
     model = qwen(len(tokenizer)).eval()
     batch = ComposerDataCollator(tokenizer, with_tools=False)(rows_of(2))
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -88,7 +79,6 @@ class LargestLogits(TorchDispatchMode):
 
 
 def test_the_plain_path_makes_them(tokenizer):
-    torch.manual_seed(0)
     batch = ComposerDataCollator(tokenizer, with_tools=False)(rows_of(4))
     with LargestLogits(len(tokenizer)) as seen:
         pair_logps(qwen(len(tokenizer)), batch)

@@ -7,7 +7,6 @@ sooner than what the states have in common. It also follows the rule where the m
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,32 +16,19 @@ from trainer.data.evaluation import preference_score
 from trainer.data.sampler import preference_weight
 from trainer.data.types import PairRow
 from trainer.engines.trl.config import ComposerConfig
-from trainer.model.pair_forward import PairForward
+from trainer.model.scoring import PairForward
 
 
-@dataclass(frozen=True, kw_only=True)
-class Balance:
-    """How many pairs the untouched model ranks right, and what each pair weighs for that."""
-
-    n_right: int
-    n_wrong: int
-    pairs: list[PairRow]
-    """All rows, with `balance`: the factor of their weight as pairs."""
-
-    @property
-    def refusal(self) -> str | None:
-        """Return why the pairs can't be balanced, or None."""
-        if (self.n_right and self.n_wrong) or self.n_right + self.n_wrong == 0:
-            return None
-        which = "wrong" if self.n_wrong else "right"
-        return (
-            f"the untouched model ranks all {self.n_right + self.n_wrong} pairs {which}, so a rule that "
-            "reads no prompt tells their sides apart (trl.balance_pairs=false uses them all the same)"
-        )
-
-    def as_report(self) -> dict[str, int]:
-        """Return the counts as a report has them."""
-        return {"n_ranked_right": self.n_right, "n_ranked_wrong": self.n_wrong}
+def refusal_of(n_ranked_right: int, n_ranked_wrong: int) -> str | None:
+    """Return why pairs can't be balanced of which the untouched model ranks so many right, or None."""
+    n = n_ranked_right + n_ranked_wrong
+    if n == 0 or (n_ranked_right and n_ranked_wrong):
+        return None
+    which = "wrong" if n_ranked_wrong else "right"
+    return (
+        f"the untouched model ranks all {n} pairs {which}, so a rule that reads no prompt tells their "
+        "sides apart (trl.balance_pairs=false uses them all the same)"
+    )
 
 
 def balanced(
@@ -51,12 +37,16 @@ def balanced(
     collator: ComposerDataCollator,
     forward: PairForward,
     args: ComposerConfig,
-) -> Balance:
+) -> tuple[list[PairRow], dict[str, int]]:
     """Score all pairs, and weigh down the larger of both kinds to the weight of the smaller one.
 
     So no rule that depends on the model's own preference alone is right for more than half of the
     weight. Ranks share the work, which is one forward pass of each pair. An exact tie counts as
     wrong.
+
+    Returns:
+        All rows with `balance`, the factor of their weight as pairs, and how many of them the
+            untouched model ranks right and wrong, as a report has it.
     """
     real = [i for i, row in enumerate(rows) if preference_weight(row) > 0]
     mine = real[args.process_index :: args.world_size]
@@ -74,8 +64,8 @@ def balanced(
     }
     least = min(totals.values())
     factors = {i: least / totals[is_right[i]] for i in real}
-    return Balance(
-        n_right=sum(is_right.values()),
-        n_wrong=len(real) - sum(is_right.values()),
-        pairs=[{**row, "balance": factors.get(i, 1.0)} for i, row in enumerate(rows)],
-    )
+    n_right = sum(is_right.values())
+    balanced_rows: list[PairRow] = [
+        {**row, "balance": factors.get(i, 1.0)} for i, row in enumerate(rows)
+    ]
+    return balanced_rows, {"n_ranked_right": n_right, "n_ranked_wrong": len(real) - n_right}

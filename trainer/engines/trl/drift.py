@@ -7,7 +7,6 @@ run imitates aren't held where they were: the two would pull against each other.
 """
 
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -50,8 +49,6 @@ class Drift:
             enable_tree_attention(model)
         except TrainerConfigError:
             self._is_packed = False
-        self.n_draws = self.n_texts = self.n_held = 0
-        self.seconds = 0.0
 
     def draw(self, number: int) -> list[TokenSequence]:
         """Return the texts of a draw, which depends only on its number: whole ones, as many as fit."""
@@ -70,13 +67,7 @@ class Drift:
         self, model: nn.Module, number: int, autocast: Callable[[], AbstractContextManager[None]]
     ) -> Tensor:
         """Return KL(original || trained) of a draw in nats per token, as a scalar with a graph."""
-        began, texts = time.perf_counter(), self.draw(number)
-        n = sum(len(held) for _, held in texts)
-        self.n_draws, self.n_texts, self.n_held = (
-            self.n_draws + 1,
-            self.n_texts + len(texts),
-            self.n_held + n,
-        )
+        texts = self.draw(number)
         if not texts:
             return torch.zeros((), device=next(model.parameters()).device)
         with torch.no_grad(), self._untouched.weights(model) as untouched, autocast():
@@ -86,8 +77,7 @@ class Drift:
             # Under PEFT the original's head is the model's own.
             original = self._untouched.copy if self._untouched.copy is not None else model
             divergence_N = head_divergence(model, found_NH, original, wanted_NH, beta=0.0)
-        self.seconds += time.perf_counter() - began
-        return divergence_N.sum() / n
+        return divergence_N.sum() / sum(len(held) for _, held in texts)
 
     def _states(self, model: nn.Module, texts: Sequence[TokenSequence]) -> Tensor:
         """Compute the states that predict the counted tokens of all texts, [N, H]."""
@@ -100,15 +90,6 @@ class Drift:
             ids_1T = torch.tensor([[*before, *held]], device=device)
             states.append(response_states(model, ids_1T, None)[0, len(before) - 1 : -1])
         return torch.cat(states)
-
-    def as_report(self) -> dict[str, float]:
-        """Return what the penalty held, and its cost in seconds without the way back."""
-        n = max(self.n_draws, 1)
-        return {
-            "texts_per_draw": round(self.n_texts / n, 2),
-            "tokens_per_draw": round(self.n_held / n, 1),
-            "seconds": round(self.seconds, 2),
-        }
 
 
 def make_drift(

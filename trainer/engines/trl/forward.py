@@ -20,12 +20,7 @@ from trainer.losses.channels import SDPOOptions, distillation_per_token
 from trainer.losses.compose import PairLogps
 from trainer.losses.divergence import log_probs, taken
 from trainer.model.causal_lm import head_divergence, head_logps
-from trainer.model.packing import (
-    logps_of_tree,
-    packed_hidden,
-    states_of_sequences,
-    with_lengths,
-)
+from trainer.model.packing import packed_hidden, states_of_sequences, tree_pair_logps
 from trainer.model.scoring import project, response_states
 from trainer.model.tree_layout import PackedTree, TokenSequence, pack_pairs
 
@@ -64,16 +59,6 @@ class HintedInputs:
         return at_places(values_RCX, self.mask[self.seen_rows])
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicyOutput:
-    """The values that the policy loss and channel 2 need."""
-
-    logps_BC: Tensor
-    entropy_BC: Tensor
-    sdpo_sum: Tensor
-    """Sum of the divergence over the hinted tokens, or 0 with a graph if there are none."""
-
-
 def policy_and_distillation(
     model: nn.Module,
     teacher_weights: TeacherWeights,
@@ -82,11 +67,12 @@ def policy_and_distillation(
     *,
     is_fused: bool,
     shared: "SharedForward | None" = None,
-) -> PolicyOutput:
-    """Compute log-probs and entropies of completions, and channel 2 at the hinted tokens.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute log-probs and entropies of completions, both [B, C], and channel 2 at the hinted tokens.
 
     With `is_fused`, the logits of the batch are never made. `shared` already has the student's
-    states.
+    states. The last value is the sum of the divergence over the hinted tokens, or 0 with a graph if
+    there are none.
     """
     if shared is not None:
         student_BCH, teacher_NH, teacher = shared.states(model, teacher_weights, inputs)
@@ -106,11 +92,7 @@ def policy_and_distillation(
             beta=options.jsd_beta,
             temperature=options.temperature,
         )
-        return PolicyOutput(
-            logps_BC=logps_BC,
-            entropy_BC=entropy_BC,
-            sdpo_sum=divergence_N.sum() + 0.0 * logps_BC.sum(),
-        )
+        return logps_BC, entropy_BC, divergence_N.sum() + 0.0 * logps_BC.sum()
     student_BCV = project(model, student_BCH)
     with torch.no_grad():
         teacher_NV = project(teacher, teacher_NH)
@@ -118,11 +100,8 @@ def policy_and_distillation(
         at_places(student_BCV, mask_BC), teacher_NV, at_places(ids_BC, mask_BC), options
     )
     logp_BCV = log_probs(student_BCV, options.temperature)
-    return PolicyOutput(
-        logps_BC=taken(logp_BCV, ids_BC),
-        entropy_BC=-(logp_BCV.exp() * logp_BCV).sum(-1),
-        sdpo_sum=per_token_N.sum(),
-    )
+    entropy_BC = -(logp_BCV.exp() * logp_BCV).sum(-1)
+    return taken(logp_BCV, ids_BC), entropy_BC, per_token_N.sum()
 
 
 def policy_of_states(
@@ -163,7 +142,7 @@ class SharedForward:
 
     def pair_logps(self) -> PairLogps:
         """Return the summed log-probs and token counts of both sides of the tree's pairs."""
-        return with_lengths(self.tree, logps_of_tree(self.model, self.tree, self._hidden))
+        return tree_pair_logps(self.model, self.tree, self._hidden)
 
     def states(
         self, model: nn.Module, teacher_weights: TeacherWeights, inputs: HintedInputs

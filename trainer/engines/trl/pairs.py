@@ -30,8 +30,12 @@ from trainer.engines.trl.config import ComposerConfig
 from trainer.losses.channels import replay_per_pair
 from trainer.losses.compose import PairLogps
 from trainer.model.packing import tree_pair_logps, trees_of
-from trainer.model.pair_forward import PairForward, choose_pair_forward, longest_of
-from trainer.model.scoring import chunked_pair_logps
+from trainer.model.scoring import (
+    PairForward,
+    choose_pair_forward,
+    chunked_pair_logps,
+    longest_of,
+)
 from trainer.model.tree_layout import PackedTree
 
 Passes = list[tuple[slice, Callable[[], PairLogps]]]

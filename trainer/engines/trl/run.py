@@ -44,7 +44,7 @@ from trainer.diloco.callback import (
 )
 from trainer.diloco.environment import ReplicaPlace, replica_place
 from trainer.diloco.object_store import ObjectStore
-from trainer.engines.trl.balance import Balance, balanced
+from trainer.engines.trl.balance import balanced, refusal_of
 from trainer.engines.trl.checkpoints import (
     LAST,
     StopAtStep,
@@ -63,8 +63,12 @@ from trainer.model.loading import (
     merged,
     usable_data,
 )
-from trainer.model.pair_forward import PairForward, choose_pair_forward
-from trainer.model.scoring import chunked_pair_logps, chunked_response_logps
+from trainer.model.scoring import (
+    PairForward,
+    choose_pair_forward,
+    chunked_pair_logps,
+    chunked_response_logps,
+)
 from trainer.settings import RunConfig, SharedSettings, section_of
 
 logger = logging.getLogger(__name__)
@@ -89,7 +93,6 @@ class MetricsFile(TrainerCallback):
     """The file with one JSON line per log of the trainer, with `group/name` keys."""
 
     def __init__(self, path: Path) -> None:
-        """Write to `path`."""
         self.path = path
         self.rows: list[dict[str, Any]] = []
 
@@ -215,7 +218,7 @@ def _run(
         if name not in [*live, *made.off]
     }
     loss_first, loss_last = metrics.losses()
-    report = {
+    report: dict[str, Any] = {
         "loss_first": loss_first,
         "loss_last": loss_last,
         "channels_live": live,
@@ -225,9 +228,8 @@ def _run(
         "pairs": made.n_pairs,
         "cut_prompts": made.found.n_cut_prompts,
         "preflight": made.found.as_report(),
-        **({"balance": made.balance.as_report()} if made.balance else {}),
+        **({"balance": made.balance} if made.balance else {}),
         "pairs_forward": trainer.pair_forward,
-        **({"drift": trainer.drift.as_report()} if trainer.drift else {}),
         **compared(before, after),
     }
     if trainer.is_world_process_zero():
@@ -246,7 +248,11 @@ def _run(
         _write_json(output / "inspected.json", made.inspected())
         mark_finished(steps, stamp)
         if config.push_to_hub is not None:
-            refuse_worse(report, output)
+            if report["acts_worse"]:
+                raise TrainerError(
+                    f"{'; '.join(report['findings'])}. The model was not pushed to the Hub; it is "
+                    f"complete in {output}"
+                )
             push_to_hub(config.push_to_hub, output)
     return report
 
@@ -290,7 +296,7 @@ class _Prepared:
         args.max_steps = args.steps_for(len(self.data.pairs))
         self.pair_forward = self._pair_forward()
         """How pairs of an evaluation run: as those of a step do."""
-        self.balance: Balance | None = None
+        self.balance: dict[str, int] | None = None
         if args.balance_pairs and args.has_preference:
             self._balance()
         if self.recorded is not None and (args.has_policy or args.alpha_sdpo > 0):
@@ -326,9 +332,9 @@ class _Prepared:
 
     def _balance(self) -> None:
         args, pairs = self.args, self.data.pairs
-        self.balance = balanced(pairs, self.model, self.collator, self.pair_forward, args)
-        self.data = replace(self.data, pairs=self.balance.pairs)
-        if refusal := self.balance.refusal:
+        pairs, self.balance = balanced(pairs, self.model, self.collator, self.pair_forward, args)
+        self.data = replace(self.data, pairs=pairs)
+        if refusal := refusal_of(**self.balance):
             args.beta_replay = 0.0
             self.off["replay"] = refusal
             logger.warning("channel replay is off: %s", refusal)
@@ -434,18 +440,6 @@ def refuse_all_off(off: Mapping[str, str]) -> None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in off.items())
         raise TrainerConfigError(
             f"all channels are off, so the model would learn nothing ({reasons})"
-        )
-
-
-def refuse_worse(report: Mapping[str, Any], output: Path) -> None:
-    """Check that the model doesn't act worse than the original.
-
-    Raises:
-        TrainerError: it does. Everything is in the output folder.
-    """
-    if report["acts_worse"]:
-        raise TrainerError(
-            f"{'; '.join(report['findings'])}. The model was not pushed to the Hub; it is complete in {output}"
         )
 
 

@@ -120,8 +120,12 @@ class ComposerReplicationTrainer(GRPOTrainer):
             if self.draws_pairs
             else None
         )
+        teacher = None
+        if args.alpha_sdpo > 0:
+            teacher = make_teacher(args, bare, has_router_loss=self.aux_loss_enabled)
+            self.add_callback(teacher)
         self.hint_channel = HintChannel(
-            self._make_teacher() if args.alpha_sdpo > 0 else None,
+            teacher,
             self.accelerator,
             args,
             self.figures,
@@ -135,7 +139,10 @@ class ComposerReplicationTrainer(GRPOTrainer):
         self._hinted: HintedInputs | None = None
         """What channel 2 reads, while TRL computes the loss of a micro-batch with hints."""
         self._sdpo_sum: Tensor | None = None
-        self._explain_off_channels()
+        if args.beta_replay > 0 and not self.pairs:
+            logger.warning("channel replay is off: no pairs were given")
+        if args.is_sft and not self.pairs:
+            raise TrainerConfigError("objective=sft needs pairs, and none were given")
 
     @property
     def draws_pairs(self) -> bool:
@@ -160,24 +167,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
     @property
     def _mode(self) -> str:
         return "train" if self.model is not None and self.model.training else "eval"
-
-    # -- set-up ---------------------------------------------------------------------------------
-
-    def _make_teacher(self) -> Teacher | None:
-        student = self.accelerator.unwrap_model(self.model)
-        teacher = make_teacher(self.composer, student, has_router_loss=self.aux_loss_enabled)
-        self.add_callback(teacher)
-        return teacher
-
-    def _explain_off_channels(self) -> None:
-        if self.composer.alpha_sdpo == 0:
-            logger.info("channel sdpo is off: alpha_sdpo is 0")
-        if self.composer.beta_replay == 0:
-            logger.info("channel replay is off: beta_replay is 0")
-        elif not self.pairs:
-            logger.warning("channel replay is off: no pairs were given")
-        if self.composer.is_sft and not self.pairs:
-            raise TrainerConfigError("objective=sft needs pairs, and none were given")
 
     # -- what TRL calls --------------------------------------------------------------------------
 
@@ -359,7 +348,7 @@ class ComposerReplicationTrainer(GRPOTrainer):
         with self.accelerator.autocast():
             if self._hinted is not None:
                 assert self.teacher is not None
-                output = policy_and_distillation(
+                logps_BC, entropy_BC, self._sdpo_sum = policy_and_distillation(
                     model,
                     self.teacher.weights,
                     self._hinted,
@@ -367,8 +356,6 @@ class ComposerReplicationTrainer(GRPOTrainer):
                     is_fused=self.composer.is_fused,
                     shared=self._shared,
                 )
-                self._sdpo_sum = output.sdpo_sum
-                logps_BC, entropy_BC = output.logps_BC, output.entropy_BC
             else:
                 assert self._shared is not None
                 states_BCH, ids_BC = self._shared.student_states(), input_ids[:, -logits_to_keep:]

@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from replay_pipeline.stages.pages.training import sentences_of
-from tests.trainer.programs import start_ranks
+from tests.trainer.programs import start_ranks, words_of
 from tests.trainer.published import rows_of
 from tests.trainer.training import PLAIN, save_tiny_model
 from trainer.__main__ import main, report_words
@@ -19,8 +19,8 @@ from trainer.data.collator import ComposerDataCollator
 from trainer.data.dataset import load_preference_data
 from trainer.data.evaluation import preference_score
 from trainer.engines.trl import ComposerConfig
-from trainer.engines.trl.balance import balanced
-from trainer.model.pair_forward import PairForward
+from trainer.engines.trl.balance import balanced, refusal_of
+from trainer.model.scoring import PairForward
 
 pytestmark = pytest.mark.slow
 
@@ -54,11 +54,12 @@ def test_both_kinds_weigh_the_same_and_the_smaller_one_all(model, collator, args
     rows = ranked(model, collator, rows_of(3), wrong=lambda i: i % 4 != 0)
     rows[1]["weight"] = 0.5
     imitated = {**rows[0], "rejected": rows[0]["chosen"]}
-    found = balanced([*rows, imitated], model, collator, FORWARD, args)
-    assert (found.n_right, found.n_wrong, found.refusal) == (3, 9, None)
-    factors = [row["balance"] for row in found.pairs]
+    found, counts = balanced([*rows, imitated], model, collator, FORWARD, args)
+    assert counts == {"n_ranked_right": 3, "n_ranked_wrong": 9}
+    assert refusal_of(**counts) is None
+    factors = [row["balance"] for row in found]
     assert factors == [1.0 if i % 4 == 0 else pytest.approx(3 / 8.5) for i in range(12)] + [1.0]
-    assert [{**row, "balance": None} for row in found.pairs[:-1]] == [
+    assert [{**row, "balance": None} for row in found[:-1]] == [
         {**row, "balance": None} for row in rows
     ]
 
@@ -66,12 +67,9 @@ def test_both_kinds_weigh_the_same_and_the_smaller_one_all(model, collator, args
 @pytest.mark.parametrize("wrong", [True, False])
 def test_pairs_of_one_kind_cannot_be_balanced(model, collator, args, wrong):
     rows = ranked(model, collator, rows_of(2), wrong=lambda _: wrong)
-    found = balanced(rows, model, collator, FORWARD, args)
-    assert found.as_report() == {
-        "n_ranked_right": 0 if wrong else 8,
-        "n_ranked_wrong": 8 if wrong else 0,
-    }
-    assert f"ranks all 8 pairs {'wrong' if wrong else 'right'}" in found.refusal
+    _, counts = balanced(rows, model, collator, FORWARD, args)
+    assert counts == {"n_ranked_right": 0 if wrong else 8, "n_ranked_wrong": 8 if wrong else 0}
+    assert f"ranks all 8 pairs {'wrong' if wrong else 'right'}" in str(refusal_of(**counts))
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
@@ -121,7 +119,7 @@ def turned(dataset_folder, tmp_path_factory):
 def words(turned, output, *settings):
     given = [f"model={turned}/model", f"dataset={turned}/dataset", f"output={output}", *settings]
     given += ["trl.max_steps=2", "evaluation.max_pairs=4", "evaluation.max_prompts=1"]
-    return [part for each in given for part in ("--set", each)]
+    return words_of(*given)
 
 
 def test_a_model_that_prefers_every_rejected_side_only_imitates(turned, tmp_path, capsys):

@@ -8,13 +8,9 @@ import sys
 import pytest
 import torch
 import yaml
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.trainer.families import CHATML, causal_lm
 from tests.trainer.published import rows_of
 from trainer.__main__ import main
 from trainer.data.dataset import PreferenceData
@@ -23,35 +19,13 @@ from trainer.engines.trl.run import prompts_dataset
 from trainer.errors import TrainerConfigError
 from trainer.model.loading import layer_range
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 2048,
-}
-
-
-def llama(tokenizer, **rope):
-    config = LlamaConfig(
-        **SIZES,
-        vocab_size=len(tokenizer),
-        rope_parameters={"rope_theta": 1e4} | rope,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config)
-
 
 def test_prompts_to_generate_from_have_the_datasets_tools_and_system_message(tokenizer, composer):
     rows = [
         row | {"prompt": [{"role": "system", "content": "You are careful."}, *row["prompt"]]}
         for row in rows_of(1)
     ]
-    data = PreferenceData(pairs=rows, prompts=[], positives=[], test_pairs=[], test_prompts=[])
+    data = PreferenceData(pairs=rows)
     table = prompts_dataset(data)
     trainer = composer(render_tools=True, beta_replay=1.0, max_prompt_tokens=320)
     trainer.recorded = None
@@ -67,12 +41,12 @@ def test_prompts_to_generate_from_have_the_datasets_tools_and_system_message(tok
 def folder(tokenizer, tmp_path):
     """A named model whose tokenizer has no pad token and whose template knows no tools."""
     fast = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
-    fast.chat_template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
+    fast.chat_template = CHATML
     fast.save_pretrained(tmp_path / "base")
-    model = llama(tokenizer, rope_type="default")
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    model = causal_lm(
+        "llama", vocab_size=len(tokenizer), max_position_embeddings=2048, bos_token_id=None, **ends
+    )
     model.save_pretrained(tmp_path / "base")
     return tmp_path / "base"
 

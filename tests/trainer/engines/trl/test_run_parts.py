@@ -14,12 +14,6 @@ from trainer.settings import RunConfig
 HINTED = {"prompt": [{"role": "user", "content": "go"}], "hint": "Error: no such file"}
 
 
-def published(*pairs) -> PreferenceData:
-    return PreferenceData(
-        pairs=list(pairs), prompts=[], positives=[], test_pairs=[], test_prompts=[]
-    )
-
-
 def arguments(tmp_path: Path, **trl):
     return trl_config(RunConfig(dataset="d", output=str(tmp_path), trl=trl), tmp_path)
 
@@ -43,13 +37,13 @@ def arguments(tmp_path: Path, **trl):
 def test_a_channel_that_cannot_teach_has_its_reason_before_the_first_step(
     tmp_path, pair, weights, off
 ):
-    assert off_channels(arguments(tmp_path, **weights), published(pair)) == off
+    assert off_channels(arguments(tmp_path, **weights), PreferenceData(pairs=[pair])) == off
 
 
 def test_a_run_that_would_learn_nothing_is_refused(tmp_path):
     settings = arguments(tmp_path, policy_weight=0.0, alpha_sdpo=0.1)
     with pytest.raises(TrainerConfigError, match="sdpo: no row of the dataset has a hint"):
-        off_channels(settings, published(HINTED | {"hint": None}))
+        off_channels(settings, PreferenceData(pairs=[HINTED | {"hint": None}]))
 
 
 def test_an_environment_for_recorded_rollouts_is_refused(dataset_folder, tmp_path):

@@ -3,12 +3,11 @@
 import copy
 
 import pytest
-import torch
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 from tests.trainer.published import assistant, rows_of
-from tests.trainer.training import PLAIN
+from tests.trainer.training import PLAIN, assert_equal, parameters
 from trainer.data.dataset import PreferenceData
 from trainer.engines.trl import ComposerConfig
 from trainer.errors import TrainerConfigError
@@ -17,10 +16,6 @@ pytestmark = pytest.mark.slow
 
 ROWS = rows_of(2)
 SFT = {"objective": "sft", "pairs_per_step": len(ROWS), "weight_decay": 0.0}
-
-
-def parameters(model):
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def trained_by_trl(model, collator, folder, *, max_steps):
@@ -71,9 +66,7 @@ def test_steps_and_losses_are_those_of_trls_sft(composer, model, tmp_path, pair_
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0][-1] < losses[0][0]
-    theirs_after = parameters(theirs.model)
-    for name, value in parameters(ours.model).items():
-        torch.testing.assert_close(value, theirs_after[name], atol=5e-5, rtol=1e-3)
+    assert_equal(parameters(ours.model), parameters(theirs.model), atol=5e-5, rtol=1e-3)
 
 
 def test_a_step_in_parts_is_the_same_step(composer, model):
@@ -90,9 +83,7 @@ def test_a_step_in_parts_is_the_same_step(composer, model):
         for one in (whole, parts)
     ]
     assert logged[0] == pytest.approx(logged[1], rel=1e-5)
-    other = parameters(parts.model)
-    for name, value in parameters(whole.model).items():
-        torch.testing.assert_close(value, other[name], atol=5e-5, rtol=1e-3)
+    assert_equal(parameters(whole.model), parameters(parts.model), atol=5e-5, rtol=1e-3)
 
 
 def test_nothing_is_rolled_out_and_the_rejected_side_is_not_run(composer, model, monkeypatch):
@@ -144,11 +135,8 @@ def test_sft_on_says_whose_actions_are_imitated():
     positive = {"prompt": [], "completion": [read]}
     data = PreferenceData(
         pairs=[pair],
-        prompts=[],
         positives=[positive],
         answers=[{"prompt": [], "completion": [edit], "p_chosen_right": 0.75}],
-        test_pairs=[],
-        test_prompts=[],
     )
     imitated = {
         on: [row["chosen"] for row in data.sft_pairs(on)]

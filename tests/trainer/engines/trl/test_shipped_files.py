@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from tests.trainer.families import save_family
+from tests.trainer.families import CHATML, save_family
 from tests.trainer.published import write_dataset
 from trainer.__main__ import main
 from trainer.engines.trl import ComposerConfig
@@ -25,10 +25,6 @@ FILES = {
 }
 """By file the family of models that it is for (SmolLM2 is a Llama with the template below); none is the
 tiny one that the trainer makes."""
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 
 @pytest.mark.parametrize("name", FILES)
