@@ -215,7 +215,6 @@ class Fitting:
         needs: Mapping[str, Sequence[str]],
         measures: Any,
     ) -> None:
-        """Find what must stay."""
         self.system, self.blocks = list(system), list(blocks)
         self.tools = list(tools) if tools else None
         self.needs, self.measures = needs, measures

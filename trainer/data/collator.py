@@ -15,7 +15,7 @@ from trainer.data.hints import HintFunction, hint_for_row
 from trainer.data.rendering import Renderer
 from trainer.data.sampler import weight_of
 from trainer.data.template import Tokenizer
-from trainer.data.types import PairRow
+from trainer.data.types import Message, PairRow
 from trainer.losses.compose import Batch, pair_logps
 
 logger = logging.getLogger(__name__)
@@ -93,44 +93,22 @@ def add_reference_logps(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     }
 
 
+def _called(call_id: str, name: str, arguments: str) -> Message:
+    function = {"name": name, "arguments": arguments}
+    call = {"id": call_id, "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+_ERROR = "Error: file has not been read yet"
 EXAMPLE_ROW: PairRow = {
     "prompt": [
         {"role": "user", "content": "The test test_total in tests/test_cart.py fails. Fix it."},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [
-                {
-                    "id": "call_1",
-                    "type": "function",
-                    "function": {
-                        "name": "Edit",
-                        "arguments": '{"file_path": "cart.py", "old_string": "sum(p)"}',
-                    },
-                }
-            ],
-        },
-        {
-            "role": "tool",
-            "tool_call_id": "call_1",
-            "content": "Error: file has not been read yet",
-        },
+        _called("call_1", "Edit", '{"file_path": "cart.py", "old_string": "sum(p)"}'),
+        {"role": "tool", "tool_call_id": "call_1", "content": _ERROR},
     ],
-    "chosen": [
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [
-                {
-                    "id": "call_2",
-                    "type": "function",
-                    "function": {"name": "Read", "arguments": '{"file_path": "cart.py"}'},
-                }
-            ],
-        }
-    ],
+    "chosen": [_called("call_2", "Read", '{"file_path": "cart.py"}')],
     "rejected": [{"role": "assistant", "content": "The test is flaky, nothing is wrong."}],
-    "hint": "Error: file has not been read yet",
+    "hint": _ERROR,
 }
 """An example state of a coding agent, for a first batch."""
 

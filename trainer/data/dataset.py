@@ -38,10 +38,10 @@ class PreferenceData:
     """Rows of a published dataset, split by session."""
 
     pairs: list[PairRow]
-    prompts: list[PromptRow]
-    positives: list[PositiveRow]
-    test_pairs: list[PairRow]
-    test_prompts: list[PromptRow]
+    prompts: list[PromptRow] = field(default_factory=list)
+    positives: list[PositiveRow] = field(default_factory=list)
+    test_pairs: list[PairRow] = field(default_factory=list)
+    test_prompts: list[PromptRow] = field(default_factory=list)
     answers: list[PositiveRow] = field(default_factory=list)
     """What a teacher said and nobody confirmed."""
 

@@ -20,52 +20,37 @@ def without_hint(row: Mapping[str, Any]) -> None:
     """Return no hint, for runs without channel 2."""
 
 
-_TEMPLATES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (
-        re.compile(r"has not been read yet", re.I),
-        "A file must be read before it is edited or written. Read it first.",
+_TEMPLATES = {
+    r"has not been read yet": "A file must be read before it is edited or written. Read it first.",
+    r"modified since (it was )?(last )?read|file has changed": (
+        "The file changed after it was read. Read it again before the edit."
     ),
-    (
-        re.compile(r"modified since (it was )?(last )?read|file has changed", re.I),
-        "The file changed after it was read. Read it again before the edit.",
-    ),
-    (
-        re.compile(r"string to replace not found|old_string.*not found", re.I),
+    r"string to replace not found|old_string.*not found": (
         "The text to replace does not occur in the file as given. Read the file and copy the "
-        "exact text, white space included.",
+        "exact text, white space included."
     ),
-    (
-        re.compile(r"found \d+ matches|multiple matches|not unique", re.I),
-        "The text to replace occurs more than once. Give more of the surrounding lines.",
+    r"found \d+ matches|multiple matches|not unique": (
+        "The text to replace occurs more than once. Give more of the surrounding lines."
     ),
-    (
-        re.compile(r"no such tool|unknown tool|tool .{0,60}not (found|available)", re.I),
-        "That tool does not exist here. Available: {tools}.",
+    r"no such tool|unknown tool|tool .{0,60}not (found|available)": (
+        "That tool does not exist here. Available: {tools}."
     ),
-    (
-        re.compile(r"no such file|does not exist|file not found|cannot find the (file|path)", re.I),
-        "That path does not exist. List or search for the file first.",
+    r"no such file|does not exist|file not found|cannot find the (file|path)": (
+        "That path does not exist. List or search for the file first."
     ),
-    (
-        re.compile(
-            r"json.{0,30}(decode|parse)|InputValidationError|invalid (json|arguments)", re.I
-        ),
+    r"json.{0,30}(decode|parse)|InputValidationError|invalid (json|arguments)": (
         "The arguments of the call are not valid for the tool. Check names and types against its "
-        "schema.",
+        "schema."
     ),
-    (
-        re.compile(r"command not found", re.I),
-        "That program is not installed. Use one that is, or another way to the same end.",
+    r"command not found": (
+        "That program is not installed. Use one that is, or another way to the same end."
     ),
-    (
-        re.compile(r"timed? ?out", re.I),
-        "The command ran out of time. Run a smaller part, or run it in the background.",
+    r"timed? ?out": "The command ran out of time. Run a smaller part, or run it in the background.",
+    r"permission denied|not permitted|blocked by": (
+        "That action is not permitted here. Find a way that needs no such permission."
     ),
-    (
-        re.compile(r"permission denied|not permitted|blocked by", re.I),
-        "That action is not permitted here. Find a way that needs no such permission.",
-    ),
-)
+}
+"""The hint by the pattern of an error, in any case."""
 
 
 def template_hint(row: Mapping[str, Any]) -> str | None:
@@ -73,8 +58,8 @@ def template_hint(row: Mapping[str, Any]) -> str | None:
     error_text = row["hint"]
     if row.get("outcome") == "user_rejected":
         return f"The user rejected this step: {shortened_hint(error_text)}"
-    for pattern, sentence in _TEMPLATES:
-        if pattern.search(error_text):
+    for pattern, sentence in _TEMPLATES.items():
+        if re.search(pattern, error_text, re.IGNORECASE):
             names = [
                 tool["function"]["name"] for tool in row.get("tools") or () if "function" in tool
             ]

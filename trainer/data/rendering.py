@@ -77,7 +77,6 @@ class Renderer:
     """Tokens of messages and tools: a state has those of the states before it, and some more."""
 
     def __post_init__(self) -> None:
-        """Ask the template."""
         self.features = prepare_tokenizer(self.tokenizer, self.chat_template_kwargs)
         self.special_tokens = special_token_pattern(self.tokenizer)
         self.tokenizer("")  # which forgets how a tokenizer's file cuts and fills texts

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.data.template import with_object_arguments
 from trainer.data.types import Message
 from trainer.errors import TrainerConfigError
 
@@ -80,16 +81,12 @@ def _calls_in(value: Any) -> list[dict[str, Any]]:
 
 def canonical_calls(message: Message) -> list[tuple[str, str]]:
     """Return the tool calls as sorted (name, arguments), with arguments as canonical JSON."""
-    calls = []
-    for call in message.get("tool_calls") or ():
-        arguments = call["function"].get("arguments") or "{}"
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except ValueError:
-                arguments = {"": arguments}
-        calls.append((str(call["function"]["name"]), json.dumps(arguments, sort_keys=True)))
-    return sorted(calls)
+    functions = [
+        with_object_arguments(call["function"]) for call in message.get("tool_calls") or ()
+    ]
+    return sorted(
+        (str(one["name"]), json.dumps(one["arguments"], sort_keys=True)) for one in functions
+    )
 
 
 def agreement(action: Message, consensus: Message) -> str | None:

@@ -77,7 +77,6 @@ class TokenStore:
     """The stored ids of requests. The caller renders missing requests."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._places: dict[str, int] = {}
         self._table = _SCHEMA.empty_table()
 

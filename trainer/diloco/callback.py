@@ -411,14 +411,9 @@ class TorchftLoop(TrainerCallback):
             self._loop = None
 
 
-def is_group() -> bool:
-    """Return whether this process is one of several of a replica."""
-    return dist.is_initialized() and dist.get_world_size() > 1
-
-
 def from_first(work: Callable[[], Result]) -> Result:
     """Let rank 0 work, and return its result or raise its error on all ranks of a replica."""
-    if not is_group():
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return work()
     told: list[Any] = [None, None]
     if dist.get_rank() == 0:

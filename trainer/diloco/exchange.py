@@ -539,7 +539,7 @@ class RoundLog:
         oldest = manifest.round_id - self.max_age
         included = self._counted | set(manifest.contributions)
         self._counted = {c for c in included if c.round_id >= oldest}
-        if self.own is not None and manifest.names(self.own):
+        if self.own is not None and self.own in manifest.contributions:
             self.feedback.settle(was_included=True, owed=self._owed(manifest, self.own))
             self.own, self.outcome = None, manifest
 

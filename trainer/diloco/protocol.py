@@ -159,10 +159,6 @@ class Manifest:
         """Return the index of the contribution whose sender corrects the merged delta's error."""
         return self.round_id % len(self.contributions)
 
-    def names(self, contribution: Contribution | None) -> bool:
-        """Return whether this contribution is part of the round."""
-        return contribution in self.contributions
-
 
 def whole_weight_of(contributions: Sequence[Contribution], n_full: int) -> float:
     """Return the weight of `n_full` contributions that are like these."""

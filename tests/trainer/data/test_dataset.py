@@ -3,7 +3,6 @@ import shutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
 
 from tests.trainer.published import rows_of
 from trainer.data.collator import ComposerDataCollator
@@ -26,8 +25,7 @@ def test_rows_come_back_as_messages_split_by_session(dataset_folder):
 def test_a_dataset_of_lessons_alone_is_enough_to_imitate(dataset_folder, tmp_path):
     (tmp_path / "positives").mkdir()
     shutil.copy(dataset_folder / "positives" / "train-0.parquet", tmp_path / "positives")
-    card = "---\nconfigs:\n- config_name: positives\n  data_files:\n  - split: train\n"
-    (tmp_path / "README.md").write_text(card + "    path: positives/train-*.parquet\n---\n")
+    (tmp_path / "README.md").write_text(CARD.replace("pairs", "positives"))
     data = load_preference_data(str(tmp_path))
     assert data.pairs == []
     imitated = data.sft_pairs("consensus")
@@ -45,14 +43,8 @@ def test_a_folder_published_again_is_read_again(dataset_folder, tmp_path):
 def test_a_missing_folder_and_a_missing_column_are_named(tmp_path):
     with pytest.raises(DatasetError, match="no such dataset folder"):
         load_preference_data(tmp_path / "nothing")
-    (tmp_path / "pairs").mkdir()
-    Dataset.from_list([{"prompt": "x", "chosen": "y"}]).to_parquet(
-        tmp_path / "pairs" / "train-0.parquet"
-    )
-    card = "---\nconfigs:\n- config_name: pairs\n  data_files:\n  - split: train\n"
-    (tmp_path / "README.md").write_text(card + "    path: pairs/train-*.parquet\n---\n")
     with pytest.raises(DatasetError, match="has no column rejected"):
-        load_preference_data(tmp_path)
+        load_preference_data(pairs_folder(tmp_path, [{"prompt": "x", "chosen": "y"}]))
 
 
 def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
@@ -60,12 +52,19 @@ def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
         load_preference_data(tmp_path)
 
 
-CARD = "---\nconfigs:\n- config_name: pairs\n  data_files:\n  - split: train\n"
+CARD = """---
+configs:
+- config_name: pairs
+  data_files:
+  - split: train
+    path: pairs/train-*.parquet
+---
+"""
 
 
 def pairs_folder(folder, rows):
     (folder / "pairs").mkdir(exist_ok=True)
-    (folder / "README.md").write_text(CARD + "    path: pairs/train-*.parquet\n---\n")
+    (folder / "README.md").write_text(CARD)
     columns = {name: [row.get(name) for row in rows] for name in rows[0]}
     pq.write_table(pa.table(columns), folder / "pairs" / "train-0.parquet")
     return folder

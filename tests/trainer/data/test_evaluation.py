@@ -9,6 +9,7 @@ from transformers import (
     PretrainedConfig,
 )
 
+from tests.trainer.published import assistant, rows_of
 from trainer.data.acting import end_tokens, greedy_ids
 from trainer.data.collator import ComposerDataCollator
 from trainer.data.evaluation import (
@@ -24,20 +25,12 @@ from trainer.losses.compose import compose_loss
 from trainer.model.loading import without_peft_warnings
 
 
-def call(name, arguments):
-    return {"function": {"name": name, "arguments": arguments}}
-
-
 def pair(chosen, rejected):
     sides = {"chosen": [chosen], "rejected": [rejected]}
     return {"prompt": [{"role": "user", "content": "Fix cart.py."}], **sides}
 
 
-READ = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [call("Read", '{"file_path": "cart.py"}')],
-}
+READ = assistant("Read", file_path="cart.py")
 SAID = {"role": "assistant", "content": "The test is flaky."}
 
 
@@ -211,8 +204,7 @@ def test_what_is_not_said_takes_a_tenth_of_the_run():
 
 
 def test_an_evaluation_in_trees_runs_a_prompt_once_and_says_the_same(model, tokenizer):
-    from tests.trainer.published import rows_of
-    from trainer.model.pair_forward import choose_pair_forward
+    from trainer.model.scoring import choose_pair_forward
 
     rows = rows_of(3)
     collator = ComposerDataCollator(tokenizer, max_prompt_tokens=512, max_response_tokens=48)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.programs import start_ranks
+from tests.trainer.programs import SMALL, start_ranks, words_of
 from trainer.__main__ import main
 from trainer.data.folders import LOCK_FILE, sole_writer
 from trainer.errors import FolderInUseError, TrainerConfigError
@@ -55,18 +55,9 @@ def files(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def settings(dataset: Path, output: Path, *more: str) -> list[str]:
-    told = [
-        f"dataset={dataset}",
-        f"output={output}",
-        "trl.max_steps=2",
-        "tiny.hidden_size=32",
-        "tiny.vocab_size=512",
-        "tiny.pretraining_steps=2",
-        "trl.max_completion_length=16",
-        "evaluation.max_prompts=0",
-        *more,
-    ]
-    return [part for setting in told for part in ("--set", setting)]
+    told = [f"dataset={dataset}", f"output={output}", *SMALL, "tiny.pretraining_steps=2"]
+    told += ["trl.max_steps=2", "trl.max_completion_length=16", "evaluation.max_prompts=0"]
+    return words_of(*told, *more)
 
 
 def test_the_second_writer_learns_who_is_there(held):

@@ -4,25 +4,16 @@ import itertools
 
 import pytest
 
+from tests.trainer.published import assistant
 from trainer.data.rendering import Renderer, template_message
 
-CALL = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {
-            "id": "1",
-            "type": "function",
-            "function": {"name": "Read", "arguments": '{"file_path": "cart.py"}'},
-        }
-    ],
-}
+CALL = assistant("Read", file_path="cart.py")
 
 
 def conversation(n_turns: int) -> list[dict]:
     messages = [{"role": "user", "content": "Fix the failing test of cart.py."}]
     for turn in range(n_turns):
-        messages += [CALL, {"role": "tool", "tool_call_id": "1", "content": f"line {turn} " * 8}]
+        messages += [CALL, {"role": "tool", "tool_call_id": "call", "content": f"line {turn} " * 8}]
     return messages
 
 

@@ -14,13 +14,7 @@ BUDGETS = {"max_prompt_tokens": 250, "max_response_tokens": 8}
 
 @pytest.fixture
 def data():
-    return data_of(rows_of(3), rows_of(4)[-1:])
-
-
-def data_of(pairs, test_pairs=()):
-    return PreferenceData(
-        pairs=pairs, prompts=[], positives=[], test_pairs=list(test_pairs), test_prompts=[]
-    )
+    return PreferenceData(pairs=rows_of(3), test_pairs=rows_of(4)[-1:])
 
 
 def filled(renderer, data, folder):
@@ -52,14 +46,14 @@ def test_a_second_run_renders_nothing(tokenizer, data, tmp_path, monkeypatch):
     written = file.stat().st_mtime_ns
     monkeypatch.setattr(Renderer, "render", None)
     renderer = filled(Renderer(tokenizer=tokenizer, **BUDGETS), data, tmp_path)
-    everything(renderer, data_of(data.pairs))
+    everything(renderer, PreferenceData(pairs=data.pairs))
     assert [one.stat().st_mtime_ns for one in tmp_path.iterdir()] == [written]
 
 
 def test_a_run_renders_what_is_new_to_it_and_keeps_what_it_made_when_stopped(
     tokenizer, data, tmp_path, monkeypatch
 ):
-    first = data_of(data.pairs[:4])
+    first = PreferenceData(pairs=data.pairs[:4])
     filled(Renderer(tokenizer=tokenizer, **BUDGETS), first, tmp_path)
     rendered, render = [], Renderer.render
 

@@ -275,9 +275,8 @@ class ServerlessExecutor(ABC):
         if status is not None:
             return status
         # It may be so new that it is not shown yet, or only be missing from one answer.
-        ledger = self.ledger
-        sent_at = None if ledger is None else ledger.sent_at(handle.rank, handle.attempt)
-        is_new = sent_at is not None and self.now() - sent_at < self.arrives_s
+        row = self.ledger.row(handle.rank, handle.attempt) if self.ledger else None
+        is_new = row and row.sent_at is not None and self.now() - row.sent_at < self.arrives_s
         if is_new or handle.job_id in self.asked(lambda: self._find(handle)):
             return ReplicaStatus(handle.rank, ReplicaState.STARTING)
         logger.warning("%s (%s): %s", handle.label, handle.job_id, GONE)
@@ -285,11 +284,11 @@ class ServerlessExecutor(ABC):
 
     def _settled(self, handle: ReplicaHandle, status: ReplicaStatus) -> ReplicaStatus:
         if status.state.is_final and self.ledger is not None:
-            began = self.ledger.reserved_at(handle.rank, handle.attempt, handle.job_id)
-            if began is not None:
+            row = self.ledger.row(handle.rank, handle.attempt)
+            if row and row.is_open and ReplicaHandle.from_json(row.handle).job_id == handle.job_id:
                 # A platform that does not tell is believed to have run it until just now.
-                told = status.billed_s
-                ran_s = min(self.now() - began, handle.timeout_s) if told is None else told
+                told, ran_s = status.billed_s, min(self.now() - row.intent_at, handle.timeout_s)
+                ran_s = ran_s if told is None else told
                 cost = self.bound_usd(max(0.0, ran_s))
                 outcome = status.state.value
                 self.ledger.settle(handle.rank, handle.attempt, cost, outcome, self.now())

@@ -37,7 +37,6 @@ create table if not exists jobs(
 );
 insert or ignore into scopes(name) values('launch');
 """
-"""`sent_at` is the time of the platform's answer. A row without it may or may not have a job."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,8 @@ class LedgerRow:
     outcome: str
     intent_at: float
     """Time of the reservation, in seconds since the epoch."""
+    sent_at: float | None
+    """Time of the platform's answer. Without it, there may or may not be a job."""
 
 
 class JobLedger:
@@ -161,29 +162,19 @@ class JobLedger:
                     "update scopes set spent=spent+?, overrun=overrun+?", (nano, nano)
                 )
 
-    def sent_at(self, rank: int, attempt: int) -> float | None:
-        """Return the time of the platform's answer to a start, if it was noted."""
-        found = self._database.execute(
-            "select sent_at from jobs where rank=? and attempt=?", (rank, attempt)
-        ).fetchone()
-        return found[0] if found else None
-
-    def reserved_at(self, rank: int, attempt: int, job_id: str) -> float | None:
-        """Return the time at which an open start was reserved, or None if this job is not one's."""
-        found = self._database.execute(
-            "select intent_at from jobs where rank=? and attempt=? and state='open' and "
-            "json_extract(handle, '$.job_id')=?",
-            (rank, attempt, job_id),
-        ).fetchone()
-        return found[0] if found else None
+    def row(self, rank: int, attempt: int) -> LedgerRow | None:
+        """Return one start, if there is one."""
+        return next(
+            (row for row in self.rows() if (row.rank, row.attempt) == (rank, attempt)), None
+        )
 
     def rows(self) -> list[LedgerRow]:
         """Return all starts, by rank and attempt."""
         found = self._database.execute(
-            "select rank, attempt, handle, state, reserved, cost, outcome, intent_at from jobs "
-            "order by rank, attempt"
+            "select rank, attempt, handle, state = 'open', reserved, cost, outcome, intent_at, sent_at "
+            "from jobs order by rank, attempt"
         ).fetchall()
         return [
-            LedgerRow(rank, attempt, handle, state == "open", held / NANO, cost / NANO, outcome, at)
-            for rank, attempt, handle, state, held, cost, outcome, at in found
+            LedgerRow(rank, attempt, handle, bool(is_open), held / NANO, cost / NANO, *times)
+            for rank, attempt, handle, is_open, held, cost, *times in found
         ]

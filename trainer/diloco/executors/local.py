@@ -88,7 +88,11 @@ class LocalProcessExecutor(ServerlessExecutor):
             ended = ReplicaState((folder / "ended-by").read_text("utf-8"))
             return ReplicaStatus(handle.rank, ended, 128 + signal.SIGKILL)
         if not self._is_alive(handle):
-            return self._epitaph(handle.rank, folder / "exit")
+            is_told = (folder / "exit").exists()  # who leaves no exit code was killed
+            code = int((folder / "exit").read_text("utf-8")) if is_told else 128 + signal.SIGKILL
+            state = ReplicaState.FAILED if code else ReplicaState.SUCCEEDED
+            why = f"signal {code - 128}" if code > 128 else ""
+            return ReplicaStatus(handle.rank, state, code, why)
         began = datetime.fromisoformat((folder / "began").read_text("utf-8"))
         if (datetime.now(UTC) - began).total_seconds() > handle.timeout_s:
             self._kill(handle, ReplicaState.TIMED_OUT)
@@ -121,16 +125,6 @@ class LocalProcessExecutor(ServerlessExecutor):
             return False
         started = _started_at(_pid(handle))
         return started != GONE and f"{_pid(handle)}:{started}" == handle.job_id
-
-    def _epitaph(self, rank: int, exit_file: Path) -> ReplicaStatus:
-        """Return how a process ended that is gone; without an exit code it was killed."""
-        if not exit_file.exists():
-            return ReplicaStatus(rank, ReplicaState.FAILED, 128 + signal.SIGKILL, "killed")
-        code = int(exit_file.read_text("utf-8"))
-        if code == 0:
-            return ReplicaStatus(rank, ReplicaState.SUCCEEDED, 0)
-        why = f"signal {code - 128}" if code > 128 else ""
-        return ReplicaStatus(rank, ReplicaState.FAILED, code, why)
 
     def _folder(self, handle: ReplicaHandle) -> Path:
         return self.work_dir / handle.run_id / f"{handle.rank:04d}-{handle.attempt}"
