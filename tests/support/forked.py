@@ -67,7 +67,7 @@ LOADED = {
 _WORDS = {
     "libraries": "*",
     "teachers": "*replay_pipeline.testing.__main__* | *tests.support.teachers*",
-    "trainer": "*'-m trainer'* | *replay_train* | *torch* | *benchmarks* | *hf_replica*",
+    "trainer": "*'-m trainer'* | *replay_train* | *torch* | *benchmarks*",
     "pipeline": "*",
 }
 """What a shell finds in the commands of a kind."""

@@ -30,6 +30,14 @@ def model(tokenizer):
     return make_model(tokenizer, hidden_size=32, n_layers=2, n_heads=2, seed=1)
 
 
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory) -> Path:
+    """A folder with a tiny model and its tokenizer."""
+    from tests.trainer.training import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"), rows_of(8), n_layers=1)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)

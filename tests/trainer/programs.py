@@ -8,6 +8,13 @@ from tests.support.forked import BIN, forked
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
+SMALL = ("tiny.hidden_size=32", "tiny.vocab_size=512")
+"""Settings of a model that trains in seconds."""
+
+
+def words_of(*settings: str) -> list[str]:
+    """Settings as words of the command line."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 class Program(subprocess.Popen):

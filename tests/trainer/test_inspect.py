@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.trainer.programs import words_of
 from trainer.__main__ import main
 from trainer.data.as_seen import parts_of
 from trainer.data.dataset import load_preference_data
@@ -14,8 +15,8 @@ TIGHT = ("trl.max_prompt_tokens=200", "trl.max_response_tokens=8", "trl.render_t
 @pytest.fixture
 def inspect(dataset_folder, tmp_path, capsys):
     def call(*arguments: str, settings: tuple[str, ...] = ()) -> tuple[int, str, str]:
-        told = [f"dataset={dataset_folder}", f"output={tmp_path}", *settings]
-        status = main(["inspect", *arguments, *(word for one in told for word in ("--set", one))])
+        told = words_of(f"dataset={dataset_folder}", f"output={tmp_path}", *settings)
+        status = main(["inspect", *arguments, *told])
         return (status, *capsys.readouterr())
 
     return call

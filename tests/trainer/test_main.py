@@ -7,6 +7,7 @@ import pytest
 from safetensors import safe_open
 
 from replay_pipeline.stages.pages.training import sentences_of
+from tests.trainer.programs import SMALL, words_of
 from trainer.__main__ import main, read_config, report_words
 from trainer.errors import TrainerConfigError
 
@@ -19,18 +20,9 @@ ALL_CHANNELS = ("trl.objective=dapo", "trl.alpha_sdpo=0.1")
 @pytest.fixture(scope="module")
 def finished(dataset_folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("run") / "model"
-    settings = [
-        f"dataset={dataset_folder}",
-        f"output={output}",
-        "trl.max_steps=6",
-        *ALL_CHANNELS,
-        "tiny.hidden_size=32",
-        "tiny.vocab_size=512",
-        "evaluation.max_prompts=2",
-        "evaluation.max_new_tokens=8",
-    ]
-    arguments = [part for setting in settings for part in ("--set", setting)]
-    assert main(arguments) == 0
+    settings = [f"dataset={dataset_folder}", f"output={output}", "trl.max_steps=6", *ALL_CHANNELS]
+    settings += [*SMALL, "evaluation.max_prompts=2", "evaluation.max_new_tokens=8"]
+    assert main(words_of(*settings)) == 0
     return output
 
 
@@ -84,9 +76,9 @@ def test_what_was_not_scored_has_no_figure(dataset_folder, tmp_path, capsys):
     """No share of no pairs stands in the report, the card, the sentences or the page."""
     output = tmp_path / "model"
     settings = [f"dataset={dataset_folder}", f"output={output}", "trl.max_steps=1"]
-    settings += ["tiny.hidden_size=32", "tiny.vocab_size=512", "tiny.pretraining_steps=1"]
+    settings += [*SMALL, "tiny.pretraining_steps=1"]
     settings += ["evaluation.max_pairs=0", "evaluation.max_prompts=0"]
-    assert main([part for setting in settings for part in ("--set", setting)]) == 0
+    assert main(words_of(*settings)) == 0
     report = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert report["held_out_pairs"] == report["held_out_states"] == 0
     assert report["intervals_after"] == {}
@@ -122,17 +114,15 @@ def test_rollouts_may_be_generated(dataset_folder, tmp_path):
         "rollouts=generate",
         "trl.max_steps=2",
         "trl.max_completion_length=16",
-        "tiny.hidden_size=32",
-        "tiny.vocab_size=512",
+        *SMALL,
         "tiny.pretraining_steps=2",
         "evaluation.max_prompts=0",
         "trl.save_strategy=steps",
         "trl.save_steps=1",
         *ALL_CHANNELS,
     ]
-    assert main([part for setting in settings for part in ("--set", setting)]) == 0
+    assert main(words_of(*settings)) == 0
     report = json.loads((output / "report.json").read_text())
     assert {"sdpo", "replay"} <= set(report["channels_live"])
-    again = [*settings, f"resume_from={output}/steps/checkpoint-1"]
-    assert main([part for setting in again for part in ("--set", setting)]) == 0
+    assert main(words_of(*settings, f"resume_from={output}/steps/checkpoint-1")) == 0
     assert json.loads((output / "report.json").read_text())["steps"] == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.forked import fork_of
-from tests.trainer.programs import Program
+from tests.trainer.programs import SMALL, Program, words_of
 from trainer.data.evaluation import EvaluationOptions
 from trainer.engines.trl.checkpoints import (
     checkpoint_to_resume,
@@ -27,16 +27,9 @@ pytestmark = pytest.mark.slow
 
 
 def start(dataset: Path, output: Path, *settings: str) -> Program:
-    shared = [
-        f"dataset={dataset}",
-        f"output={output}",
-        f"trl.max_steps={N_STEPS}",
-        "tiny.hidden_size=32",
-        "tiny.vocab_size=512",
-        "tiny.pretraining_steps=2",
-        "evaluation.max_prompts=0",
-    ]
-    arguments = [part for setting in (*shared, *settings) for part in ("--set", setting)]
+    shared = [f"dataset={dataset}", f"output={output}", f"trl.max_steps={N_STEPS}", *SMALL]
+    shared += ["tiny.pretraining_steps=2", "evaluation.max_prompts=0"]
+    arguments = words_of(*shared, *settings)
     errors = output.with_name(f"{output.name}.err")
     return Program("-m", "trainer", "--resume", *arguments, errors=errors)
 

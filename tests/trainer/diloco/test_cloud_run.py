@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.support.forked import forked, forked_python
 from tests.support.hub import HubServer
 from tests.trainer.diloco.cloud_servers import JobsHub, SandboxCloud
-from tests.trainer.diloco.s3_server import MotoServer
+from tests.trainer.programs import SMALL, words_of
 from trainer.__main__ import main
 from trainer.diloco import open_store
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 REPO = Path(__file__).parents[3]
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "bucket-s3cr3t"}
 SETTINGS = (
-    "output={folder}/model-{{rank}}", "dataset=me/my-pairs", "tiny.hidden_size=32",
-    "tiny.vocab_size=512", "tiny.pretraining_steps=2", "trl.max_completion_length=16",
+    "output={folder}/model-{{rank}}", "dataset=me/my-pairs", *SMALL,
+    "tiny.pretraining_steps=2", "trl.max_completion_length=16",
     "evaluation.max_prompts=0", "trl.max_steps=4",
     "outer_options.sync_every=2", "outer_options.quorum={n}",
 )  # fmt: skip
@@ -31,11 +31,9 @@ ROUNDS = {"hf_jobs": "synchronous", "modal": "auto"}
 """Each is a process of many seconds: what is only the platform's is seen with one."""
 
 
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory):
-    server = MotoServer(tmp_path_factory.mktemp("s3"))
-    yield f"http://127.0.0.1:{server.port}"
-    server.close()
+@pytest.fixture
+def bucket(moto):
+    return f"http://127.0.0.1:{moto.port}"
 
 
 UPLOAD = """
@@ -102,8 +100,8 @@ def test_the_documented_line_ends_with_a_model_after_its_launcher_was_killed(
         "--image", "me/image",
         *(part for name in (*KEYS, "HF_TOKEN") for part in ("--secret", name)),
         *(part for pair in to_replicas.items() for part in ("--env", "=".join(pair))),
-        "--set", f"outer_options.rounds={ROUNDS[platform]}",
-        *(part for text in SETTINGS for part in ("--set", text.format(folder=tmp_path, n=n))),
+        *words_of(f"outer_options.rounds={ROUNDS[platform]}"),
+        *words_of(*(text.format(folder=tmp_path, n=n) for text in SETTINGS)),
     )  # fmt: skip
     options = {
         "endpoint_url": bucket,

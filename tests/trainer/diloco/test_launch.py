@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.support.forked import forked_python
+from tests.trainer.programs import SMALL, words_of
 from trainer.__main__ import main
 from trainer.diloco import LocalProcessExecutor, ReplicaHandle
 from trainer.diloco.environment import ReplicaPlace, replica_place
@@ -125,17 +126,12 @@ def test_the_trainers_own_command_launches_replicas_on_shards(
         "outer_options.quorum=2",
         "outer_options.rounds=synchronous",
         "trl.max_steps=4",
-        "tiny.hidden_size=32",
-        "tiny.vocab_size=512",
-        "tiny.pretraining_steps=2",
-        "trl.max_completion_length=16",
-        "evaluation.max_prompts=1",
-        "evaluation.max_new_tokens=4",
+        *(*SMALL, "tiny.pretraining_steps=2", "trl.max_completion_length=16"),
+        *("evaluation.max_prompts=1", "evaluation.max_new_tokens=4"),
     ]
-    arguments = [part for setting in settings for part in ("--set", setting)]
     options = ["--replicas", "2", "--executor", "local", "--work-dir", str(tmp_path / "outer")]
     options += ["--processes", "2"]
-    assert main(["launch", *options, *arguments]) == 0
+    assert main(["launch", *options, *words_of(*settings)]) == 0
     assert "replica 1 (attempt 0)" in capsys.readouterr().out
     weights = [
         load_file(tmp_path / f"model-{rank}" / "checkpoint" / "model.safetensors")

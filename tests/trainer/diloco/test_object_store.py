@@ -11,7 +11,7 @@ import pytest
 from tests.support.hub import HubServer
 from tests.trainer.diloco.bucket_servers import GoogleStorage
 from tests.trainer.diloco.in_threads import in_threads
-from tests.trainer.diloco.s3_server import MotoServer
+from tests.trainer.diloco.s3_server import HostileNetwork
 from trainer.diloco import (
     FileStore,
     MemoryStore,
@@ -53,11 +53,9 @@ def opened_on(server):
     return open_store("gs://bucket/run", options={"endpoint_url": server.url, "token": "anon"})
 
 
-@pytest.fixture(scope="module")
-def moto(tmp_path_factory):
-    server = MotoServer(tmp_path_factory.mktemp("s3"))
-    yield server
-    server.close()
+def on_s3(url, prefix, **more):
+    keys = {"key": "x", "secret": "y", "client_kwargs": {"region_name": "us-east-1"}}
+    return open_store(f"s3://bucket/{prefix}", options={"endpoint_url": url, **keys, **more})
 
 
 @pytest.fixture(params=["memory", "file", "hub", "gs", "s3"])
@@ -72,9 +70,7 @@ def make(request, tmp_path):
         return lambda: opened_on(server)
     if request.param == "s3":
         port, prefix = request.getfixturevalue("moto").port, uuid.uuid4().hex
-        keys = {"key": "x", "secret": "y", "client_kwargs": {"region_name": "us-east-1"}}
-        options = {"endpoint_url": f"http://127.0.0.1:{port}", **keys}
-        return lambda: open_store(f"s3://bucket/{prefix}", options=options)
+        return lambda: on_s3(f"http://127.0.0.1:{port}", prefix)
     return request.getfixturevalue("hub_store")
 
 
@@ -136,20 +132,41 @@ def test_two_replicas_over_a_bucket(google):
     assert len(set(final_bases(lambda: opened_on(google)))) == 1
 
 
-def final_bases(make):
-    """Train two replicas to the end; return the hashes of their states."""
-    settings = OuterSettings(codec="ternary", n_rounds=2, quorum=2, timeout_s=60)
-    bases = []
+@pytest.mark.slow
+def test_faults_of_the_network_never_change_the_result(moto):
+    store, network = MemoryStore(), HostileNetwork(moto, seed=1, odds=0.12)
+    once = {"retries": {"max_attempts": 1}, "read_timeout": 10}
+    sizes = {"n_replicas": 3, "n_rounds": 6}
+    wanted = final_bases(lambda: store, **sizes)
+    try:
+        got = final_bases(lambda: on_s3(network.url, "run", config_kwargs=once), **sizes)
+    finally:
+        network.close()
+    assert set(got) == set(wanted)
+    assert len(set(wanted)) == 1
+    for kind in ("refused", "slow", "lost answer", "cut upload", "cut answer", "stale list"):
+        assert network.counts[kind] > 0, network.counts
+
+
+def final_bases(make, *, n_replicas=2, n_rounds=2):
+    """Train replicas to the end; return the hashes of their states."""
+    settings = OuterSettings(
+        codec="ternary", n_rounds=n_rounds, quorum=n_replicas, snapshot_every=2, timeout_s=120
+    )
+    bases, n = [], 3000
 
     def one(rank):
-        replica = OuterReplica(make(), np.zeros(50), rank=rank, world_size=2, settings=settings)
+        replica = OuterReplica(
+            make(), np.zeros(n), rank=rank, world_size=n_replicas, settings=settings
+        )
         replica.join()
         while not replica.is_finished:
-            replica.exchange(replica.theta - rank - 1)
+            noise = np.random.default_rng(99 * rank + replica.round_id).standard_normal(n)
+            replica.exchange(replica.theta + noise.astype(np.float32))
         bases.append(replica.base)
 
-    in_threads(one, 2)
-    assert len(bases) == 2
+    in_threads(one, n_replicas)
+    assert len(bases) == n_replicas
     return bases
 
 

@@ -1,18 +1,14 @@
 """torchft's DiLoCo behind guards, over the object store."""
 
 import copy
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from tests.support.forked import forked
 from tests.trainer.diloco.in_threads import in_threads
+from tests.trainer.programs import SMALL, Program, words_of
 from trainer.diloco import (
     MemoryStore,
     MockManager,
@@ -24,8 +20,6 @@ from trainer.diloco import (
 from trainer.errors import TrainerConfigError
 
 pytestmark = pytest.mark.slow
-
-REPO = Path(__file__).parents[3]
 
 
 def net():
@@ -135,23 +129,25 @@ def test_buckets_in_which_torchft_loses_tensors_are_refused(monkeypatch):
         make_diloco_outer_loop(model, inner, manager=MockManager(), sync_every=4)
 
 
-def test_two_trainers_under_torchft_end_with_the_same_weights(tmp_path):
-    script = str(Path(__file__).with_name("hf_replica.py"))
-    settings = ["outer=torchft", f"outer_options.uri=file://{tmp_path}/store"]
-    command = forked([sys.executable, script, str(tmp_path), *settings], "trainer")
-    place = {"REPLICA_COUNT": "2", "PYTHONPATH": str(REPO)}
+def test_two_trainers_under_torchft_end_with_the_same_weights(dataset_folder, tmp_path):
+    settings = [
+        *(f"dataset={dataset_folder}", *SMALL, "tiny.pretraining_steps=2", "trl.max_steps=4"),
+        *("evaluation.max_pairs=1", "evaluation.max_prompts=0", "trl.max_completion_length=16"),
+        *("outer=torchft", f"outer_options.uri=file://{tmp_path}/store"),
+        *("outer_options.sync_every=2", "outer_options.quorum=2"),
+    ]
     replicas = [
-        subprocess.Popen(
-            command, env={**os.environ, **place, "REPLICA_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        Program(
+            *("-m", "trainer", *words_of(*settings, f"output={tmp_path}/{rank}")),
+            errors=tmp_path / f"errors-{rank}", REPLICA_RANK=str(rank), REPLICA_COUNT="2",
         )
         for rank in range(2)
     ]  # fmt: skip
     for replica in replicas:
-        told, _ = replica.communicate(timeout=120)
-        assert replica.returncode == 0, told.decode()
+        status, errors = replica.ended(400)
+        assert status == 0, errors[-3000:]
     first, second = (
-        json.loads((tmp_path / f"result-{rank}.json").read_text()) for rank in range(2)
+        load_file(tmp_path / str(rank) / "checkpoint" / "model.safetensors") for rank in range(2)
     )
-    assert first["hash"] == second["hash"]
-    assert first["loss"][-1] < 3.4, "less than at random"
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name

@@ -136,11 +136,6 @@ class VirtualHub(JobsHub):
         self.blind -= (is_blind := self.blind > 0)
         return name in self.jobs and name not in self.vanished and not is_blind
 
-    def vanish(self, job):
-        """End a job and forget it."""
-        job.end("vanished")
-        self.vanished.add(job.id)
-
     @property
     def running(self):
         return [job for job in self.jobs.values() if self.clock.time < job.ends]
@@ -148,12 +143,16 @@ class VirtualHub(JobsHub):
     def executor(self):
         return HFJobsExecutor("a10g-large", image="me/image", endpoint=self.url, token="hf_x")
 
-    def serve(self, request, body):
+    def vanish_in_time(self):
         while self.vanishes and self.clock.time >= self.vanishes[0][0]:
             _, rank = self.vanishes.pop(0)
             for job in self.running:
                 if job.labels["rank"] == str(rank):
-                    self.vanish(job)
+                    job.end("vanished")
+                    self.vanished.add(job.id)
+
+    def serve(self, request, body):
+        self.vanish_in_time()
         if any(start <= self.clock.time < end for start, end in self.gaps):
             self.lose(request)
         else:
@@ -195,11 +194,7 @@ class VirtualCloud(SandboxCloud):
         return name in self.jobs and name not in self.vanished
 
     def knows(self, name):
-        while self.vanishes and self.clock.time >= self.vanishes[0][0]:
-            _, rank = self.vanishes.pop(0)
-            for job in self.running:
-                if job.labels["rank"] == str(rank):
-                    self.vanish(job)
+        self.vanish_in_time()
         self.blind -= (is_blind := self.blind > 0)
         return self.is_there(name) and not is_blind
 
@@ -220,7 +215,7 @@ class VirtualCloud(SandboxCloud):
         return seconds * self.executor().usd_per_hour / 3600
 
     running = VirtualHub.running
-    vanish = VirtualHub.vanish
+    vanish_in_time = VirtualHub.vanish_in_time
 
     def forget(self, clock):
         """Begin anew, as another account would."""

@@ -18,13 +18,6 @@ def test_without_prime_rl_its_programs_say_how_to_get_it(program, capsys):
     assert "PRIME-RL is not installed" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def saved(tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 def settings_file(folder: Path, dataset: Path, model: Path, **trl: Any) -> Path:
     shared = {
         "objective": "grpo",

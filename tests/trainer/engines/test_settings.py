@@ -103,10 +103,11 @@ def test_field_without_counterpart_is_refused_and_speed_is_said(engine, caplog):
     [
         ({"dataset": ""}, "dataset must be set"),
         ({"rollout": "contrast"}, "unknown setting rollout$"),
-        ({"trl": 3}, "trl: expected a section"),
         ({"engines": {"verl": 3}}, r"engines\.verl: expected a section"),
         ({"outer_options": {"uri": "x"}}, "outer_options has no counterpart"),
         ({"trl": {"alpha_sdpo": -1}}, "alpha_sdpo=-1.0 is negative"),
+        ({"trl": {"sdpo_wrapper": "x"}}, "sdpo_wrapper='x'"),
+        ({"trl": {"teacher_ema_rate": 0}}, r"teacher_ema_rate=0.0 is not in \(0, 1\]"),
         ({"trl": {"policy_weight": 0}}, "all three channels are off"),
         ({"trl": {"pairs_per_step": 0}}, "at least 1"),
         ({"trl": {"learning_rate": "fast"}}, "valid number"),

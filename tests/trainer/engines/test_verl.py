@@ -8,6 +8,7 @@ import torch
 
 from tests.trainer import vectors
 from tests.trainer.published import rows_of, write_dataset
+from tests.trainer.training import save_tiny_model
 from trainer.__main__ import main
 from trainer.data.rendering import Renderer
 from trainer.engines.handover import TokenizedPairs, write_pairs
@@ -21,9 +22,7 @@ from trainer.engines.verl.losses import (
 from trainer.engines.verl.options import VARIABLE, PluginOptions
 from trainer.engines.verl.prepare import prepare
 from trainer.engines.verl.reward import compute_score
-from trainer.errors import (
-    TrainerConfigError,
-)
+from trainer.errors import TrainerConfigError
 from trainer.losses.channels import SDPOOptions
 from trainer.losses.divergence import jsd_entries, log_probs, with_tail
 
@@ -124,20 +123,7 @@ def test_ranks_do_equal_work_and_see_each_pair_of_the_step_once(pairs, n_ranks):
     assert sum(sum(part.weights) for part in parts) == pytest.approx(parts[0].total_weight)
 
 
-# -- options ---------------------------------------------------------------------------------------
-
-
 # -- files -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def saved(tokenizer, tmp_path_factory):
-    from trainer.data.tiny import make_model
-
-    folder = tmp_path_factory.mktemp("tiny")
-    make_model(tokenizer, hidden_size=16, n_layers=1, n_heads=2).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def file(dataset, output, saved, **trl) -> dict:
@@ -205,22 +191,22 @@ def test_reward_column_is_read_back_by_the_reward_function(dataset_folder, saved
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("change", "message"),
     [
-        ({"model": None}, TrainerConfigError, "set model"),
-        ({"trl": {"max_steps": -1}}, TrainerConfigError, "set trl.max_steps"),
-        ({"trl": {"num_generations": 3}}, TrainerConfigError, "is not a multiple of"),
-        ({"trl": {"per_device_train_batch_size": 400}}, TrainerConfigError, "needs 100 states"),
-        ({"trl": {"lr_scheduler_type": "polynomial"}}, TrainerConfigError, "constant and cosine"),
-        ({"trl": {"sdpo_estimator": "full"}}, TrainerConfigError, "teacher_topk"),
-        ({"engines": {"verl": {"trainer.logger.x": 1}}}, TrainerConfigError, "not a section"),
+        ({"model": None}, "set model"),
+        ({"trl": {"max_steps": -1}}, "set trl.max_steps"),
+        ({"trl": {"num_generations": 3}}, "is not a multiple of"),
+        ({"trl": {"per_device_train_batch_size": 400}}, "needs 100 states"),
+        ({"trl": {"lr_scheduler_type": "polynomial"}}, "constant and cosine"),
+        ({"trl": {"sdpo_estimator": "full"}}, "teacher_topk"),
+        ({"engines": {"verl": {"trainer.logger.x": 1}}}, "not a section"),
     ],
 )
 def test_run_that_verl_cannot_do_is_refused_before_anything_is_started(
-    change, error, message, dataset_folder, saved, tmp_path
+    change, message, dataset_folder, saved, tmp_path
 ):
     values = file(dataset_folder, tmp_path, saved, **change.pop("trl", {})) | change
-    with pytest.raises(error, match=message):
+    with pytest.raises(TrainerConfigError, match=message):
         prepare(read_settings(values, "verl"))
 
 
@@ -256,15 +242,13 @@ def test_without_verl_the_command_says_how_to_get_it(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_settings_file_of_the_frameworks_drives_trl(tokenizer, tmp_path):
+def test_the_settings_file_of_the_frameworks_drives_trl(tmp_path):
     """The same file runs VeRL and Monarch, each in an environment of its own; the first step's
     pairs and their loss are the same numbers there."""
     from tests.trainer.one_file import first_replay_loss, settings_values
-    from trainer.data.tiny import make_model
 
-    dataset, model = write_dataset(tmp_path / "data"), tmp_path / "tiny"
-    make_model(tokenizer, hidden_size=32, n_layers=2, n_heads=2).save_pretrained(model)
-    tokenizer.save_pretrained(model)
+    dataset = write_dataset(tmp_path / "data")
+    model = save_tiny_model(tmp_path / "tiny", rows_of(8), n_layers=2)
     values = settings_values(dataset=dataset, output=tmp_path / "out", model=model)
     values["evaluation"] = {"max_prompts": 1, "max_new_tokens": 4}
     path = tmp_path / "settings.yaml"
