@@ -176,12 +176,6 @@ def test_marks_of_the_review_page_take_pairs_out_and_are_counted(paid_root, tmp_
     assert json.loads(command("pairs", *sample, cwd=tmp_path).stdout) == first
 
 
-def test_a_stage_before_its_time_says_what_to_run(tmp_path):
-    for stage in ("replay", "pairs", "normalize", "estimate", "train"):
-        done = command(stage, "--data", "empty", cwd=tmp_path, REPLAY_TEACHERS="sample")
-        assert_one_clear_line(done, "replay-pipeline")
-
-
 @pytest.mark.parametrize("broken", ["[replay]\nnope = 1\n", "not toml", "[pairs]\nlevel = 3\n"])
 def test_broken_settings(tmp_path, broken):
     (tmp_path / "s.toml").write_text(broken)
