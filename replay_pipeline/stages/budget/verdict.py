@@ -573,7 +573,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _tell_scores(project: Project, model: str, agent: str, tell: Callable[[str], object]) -> None:
-    """Tell what public scores say of a model before anybody is asked, without a network."""
+    """Pass on what public scores say of a model before anybody is asked, without a network."""
     named = {each.name: each.model for each in project.settings.replay.teachers}
     for words in words_of_scores(agent, {model: named.get(model, model)}):
         tell(words)
