@@ -257,7 +257,10 @@ def _row(row: dict[str, Any], where: str) -> dict[str, Any]:
     if "consensus" in row:
         row["consensus"] = _messages([row["consensus"]], f"{where}, column consensus")[0]
     tools = row.get("tools")
-    if not (tools is None or (isinstance(tools, list) and all(map(_is_tool, tools)))):
+    is_listed = isinstance(tools, list) and all(
+        isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in tools
+    )
+    if tools is not None and not is_listed:
         raise DatasetError(
             f"{where}, column tools: expected a list of functions, not {tools!r:.80}"
         )
@@ -274,10 +277,6 @@ def _parsed(text: str, where: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise DatasetError(f"{where}, or its JSON, not the text {text!r:.80}") from error
-
-
-def _is_tool(tool: Any) -> bool:
-    return isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping)
 
 
 def _messages(value: Any, where: str) -> list[Message]:

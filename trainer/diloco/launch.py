@@ -29,7 +29,7 @@ from trainer.diloco.executors.base import (
     supervise,
 )
 from trainer.diloco.executors.hf_jobs import HFJobsExecutor
-from trainer.diloco.executors.ledger import JobLedger, LedgerRow
+from trainer.diloco.executors.ledger import JobLedger
 from trainer.diloco.executors.local import LocalProcessExecutor
 from trainer.diloco.executors.modal import DEFAULT_CPU, DEFAULT_MEMORY_MIB, ModalExecutor
 from trainer.diloco.object_store import open_store
@@ -609,18 +609,17 @@ def _of_launched(options: argparse.Namespace) -> list[ReplicaResult]:
         if options.rank not in (None, row.rank) or (options.logs and handle is None):
             continue
         name = "probe" if row.rank == PROBE_RANK else f"replica {row.rank}"
-        sys.stdout.write(f"{name}: {state}\n" if options.logs else _line(name, state, row))
         if options.logs and handle is not None:
-            sys.stdout.write(executor.logs(handle))
+            sys.stdout.write(f"{name}: {state}\n{executor.logs(handle)}")
+        else:
+            money = row.reserved_usd if row.is_open else row.cost_usd
+            verb = "may cost" if row.is_open else "cost"
+            line = f"{name} (attempt {row.attempt}): {state}, {verb} ${money:.2f}\n"
+            sys.stdout.write(line)
     if options.status:
         spent, held, ceiling = run.ledger.totals_usd()
         sys.stdout.write(f"${spent:.2f} spent, ${held:.2f} held, max_usd={ceiling}\n")
     return []
-
-
-def _line(name: str, state: str, row: LedgerRow) -> str:
-    held = f"may cost ${row.reserved_usd:.2f}" if row.is_open else f"cost ${row.cost_usd:.2f}"
-    return f"{name} (attempt {row.attempt}): {state}, {held}\n"
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -61,7 +61,6 @@ def test_settings_file_becomes_toml_and_pairs(dataset_folder, saved, tmp_path, c
 @pytest.mark.parametrize(
     ("trl", "message"),
     [
-        ({"sdpo_estimator": "teacher_topk"}, "set trl.sdpo_estimator=sampled"),
         ({"num_generations": 3}, "is not a multiple of"),
         ({"max_steps": -1}, "set trl.max_steps"),
         ({"pairs_per_step": 3}, "make twice pairs_per_step a multiple"),

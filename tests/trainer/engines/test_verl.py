@@ -198,7 +198,6 @@ def test_reward_column_is_read_back_by_the_reward_function(dataset_folder, saved
         ({"trl": {"num_generations": 3}}, "is not a multiple of"),
         ({"trl": {"per_device_train_batch_size": 400}}, "needs 100 states"),
         ({"trl": {"lr_scheduler_type": "polynomial"}}, "constant and cosine"),
-        ({"trl": {"sdpo_estimator": "full"}}, "teacher_topk"),
         ({"engines": {"verl": {"trainer.logger.x": 1}}}, "not a section"),
     ],
 )

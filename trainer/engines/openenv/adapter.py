@@ -40,18 +40,16 @@ class CallOutcomes:
 
     def answered(self, *, is_refused: bool) -> None:
         """Record a call that the server answered."""
+        self.n_calls += 1
         self.n_refused += int(is_refused)
-        self._note(has_failed=False)
+        self._recent.append(False)
 
     def failed(self, reason: str) -> None:
         """Record a call that got no answer."""
+        self.n_calls += 1
         self.n_failed += 1
         self.last_failure = reason
-        self._note(has_failed=True)
-
-    def _note(self, *, has_failed: bool) -> None:
-        self.n_calls += 1
-        self._recent.append(has_failed)
+        self._recent.append(True)
 
     def check(self) -> None:
         """Check that the environment is up.

@@ -23,7 +23,7 @@ from trainer.engines.handover import (
 from trainer.engines.settings_file import read_settings
 from trainer.errors import DatasetError, TrainerConfigError
 from trainer.losses.channels import PREFERENCE_NUMBERS
-from trainer.settings import RunConfig, SharedSettings, overlaid
+from trainer.settings import RunConfig, overlaid
 
 logger = logging.getLogger(__name__)
 
@@ -32,25 +32,25 @@ PROGRAMS = "recipes/prime_rl/README.md"
 
 
 def prepare_prime_rl(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `rl.toml` and the tokenized pairs into the output folder, and report the command to run."""
+    """Write `rl.toml` and the tokenized pairs into the output folder, and report the command to run.
+
+    Raises:
+        DatasetError: the dataset has no states to act at.
+    """
     settings = read_settings(values, "prime_rl")
     check_startable(settings)
     folder = Path(settings.output).absolute()
     with sole_writer(folder):
-        return _prepare(settings, folder)
-
-
-def _prepare(settings: RunConfig, folder: Path) -> dict[str, Any]:
-    data = load_preference_data(settings.dataset, revision=settings.revision)
-    if not data.prompts:
-        raise DatasetError(f"{settings.dataset} has no `prompts` to roll out from")
-    n_hints = sum(hint_for_row(row) is not None for row in data.prompts)
-    require_hints(settings, n_hints)
-    n_pairs = 0
-    if settings.shared.beta_replay > 0:
-        n_pairs = write_pairs(folder / "pairs.parquet", data.pairs, make_renderer(settings))
-    config = rl_config(settings, folder)
-    (folder / "rl.toml").write_text(as_toml(config), "utf-8")
+        data = load_preference_data(settings.dataset, revision=settings.revision)
+        if not data.prompts:
+            raise DatasetError(f"{settings.dataset} has no `prompts` to roll out from")
+        n_hints = sum(hint_for_row(row) is not None for row in data.prompts)
+        require_hints(settings, n_hints)
+        n_pairs = 0
+        if settings.shared.beta_replay > 0:
+            n_pairs = write_pairs(folder / "pairs.parquet", data.pairs, make_renderer(settings))
+        config = rl_config(settings, folder)
+        (folder / "rl.toml").write_text(as_toml(config), "utf-8")
     return {
         "config": str(folder / "rl.toml"),
         "states": len(data.prompts),
@@ -91,7 +91,19 @@ def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
         "orchestrator": {
             "batch_size": n_states * shared.num_generations + n_replayed,
             "group_size": shared.num_generations,
-            "algo": _algorithm(shared, folder),
+            "algo": {
+                "type": "three_channels",
+                "alpha_sdpo": shared.alpha_sdpo,
+                "beta_replay": shared.beta_replay,
+                "policy_weight": shared.policy_weight,
+                "dpo_variant": shared.dpo_variant,
+                **{name: getattr(shared, name) for name in PREFERENCE_NUMBERS},
+                "pairs": str(folder / "pairs.parquet"),
+                "pairs_per_step": shared.pairs_per_step,
+                "groups_per_step": n_states,
+                "reference": str(folder / "reference_logps.json"),
+                "seed": shared.seed,
+            },
             "train": {
                 "sampling": {
                     "temperature": shared.temperature,
@@ -117,23 +129,6 @@ def rl_config(settings: RunConfig, folder: Path) -> dict[str, Any]:
         },
     }
     return overlaid(config, settings)
-
-
-def _algorithm(shared: SharedSettings, folder: Path) -> dict[str, Any]:
-    """Return the settings of the three channels, as PRIME-RL hands them to its algorithm."""
-    return {
-        "type": "three_channels",
-        "alpha_sdpo": shared.alpha_sdpo,
-        "beta_replay": shared.beta_replay,
-        "policy_weight": shared.policy_weight,
-        "dpo_variant": shared.dpo_variant,
-        **{name: getattr(shared, name) for name in PREFERENCE_NUMBERS},
-        "pairs": str(folder / "pairs.parquet"),
-        "pairs_per_step": shared.pairs_per_step,
-        "groups_per_step": n_states_of_step(shared),
-        "reference": str(folder / "reference_logps.json"),
-        "seed": shared.seed,
-    }
 
 
 def as_toml(config: Mapping[str, Any], prefix: str = "") -> str:

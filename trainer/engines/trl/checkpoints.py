@@ -74,20 +74,16 @@ class RunStamp:
 def stamp_of(config: RunConfig, *, n_processes: int = 1) -> RunStamp:
     """Return the stamp of a run with these settings. An explicit default equals an omitted one."""
     flat = _flat(asdict(config), "")
-    known = ComposerConfig.__dataclass_fields__
+    known = {f"trl.{name}": field for name, field in ComposerConfig.__dataclass_fields__.items()}
     kept = {
         name: value
         for name, value in flat.items()
         if not any(fnmatch(name, pattern) for pattern in NOT_MATHEMATICS)
-        and not _is_default(name, value, known)
+        and value is not None
+        and not (name in known and known[name].default == value)
     }
     # As a file gives them back.
     return RunStamp(json.loads(json.dumps(kept, default=str)), _digest(config.dataset), n_processes)
-
-
-def _is_default(name: str, value: Any, known: Mapping[str, Any]) -> bool:
-    field = known.get(name.removeprefix("trl.")) if name.startswith("trl.") else None
-    return value is None or (field is not None and field.default == value)
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -82,8 +82,13 @@ class ComposerEngine(FSDPEngineWithLMHead):
         """Run all three channels of one mini-batch, or VeRL's own pass outside training."""
         if forward_only or loss_function is None:
             return super().forward_backward_batch(data, loss_function, forward_only)
-        options, step = self.options, self.optimizer_steps()
-        loss_function = WeightedLoss(loss_function, options.policy_weight)
+        options, step, own_loss = self.options, self.optimizer_steps(), loss_function
+
+        def weighted(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, Any]:
+            loss, found = own_loss(model_output=model_output, data=data, dp_group=dp_group)
+            return options.policy_weight * loss, found
+
+        loss_function = weighted
         metrics: dict[str, float] = {}
         if options.alpha_sdpo > 0:
             n_tokens = self._n_hinted_tokens(data)
@@ -197,11 +202,17 @@ class ComposerEngine(FSDPEngineWithLMHead):
             )
         everything = range(len(self.pairs))
         part = self._part(everything, options)
-        scores = PairScores()
+        sums: list[Tensor] = []
+
+        def scores(model_output: Any, data: Any, **_: Any) -> tuple[Tensor, dict[str, Any]]:
+            logps = no_padding_2_padding(model_output["log_probs"], data)
+            sums.append((logps * response_mask(data)).sum(-1))
+            return logps.sum(), {}
+
         with torch.no_grad():
             super().forward_backward_batch(self._pair_batch(part, options), scores, True)
         logps = torch.zeros(len(self.pairs), 2, device=get_device_id())
-        summed = torch.cat(scores.sums).view(-1, 2).to(logps)
+        summed = torch.cat(sums).view(-1, 2).to(logps)
         for index, weight, row in zip(part.indices, part.weights, summed, strict=True):
             if weight > 0:
                 logps[index] = row
@@ -210,18 +221,6 @@ class ComposerEngine(FSDPEngineWithLMHead):
         if self.rank == 0:
             write_reference(options.reference, self.pairs, logps.tolist())
         return logps
-
-
-class WeightedLoss:
-    """VeRL's own loss times the weight of channel 1."""
-
-    def __init__(self, inner: LossFunction, weight: float) -> None:
-        self.inner, self.weight = inner, weight
-
-    def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Tensor, Any]:
-        """Compute the loss of a micro-batch and VeRL's metrics."""
-        loss, metrics = self.inner(model_output=model_output, data=data, dp_group=dp_group)
-        return self.weight * loss, metrics
 
 
 class WithDistillation:
@@ -285,19 +284,6 @@ class PairLoss:
             losses, weights, total=self.total_weight, n_ranks=int(data["dp_size"])
         )
         return self.options.beta_replay * total, {}
-
-
-class PairScores:
-    """The collected log-prob sums of each row."""
-
-    def __init__(self) -> None:
-        self.sums: list[Tensor] = []
-
-    def __call__(self, model_output: Any, data: Any, **_: Any) -> tuple[Tensor, dict[str, Any]]:
-        """Note the rows of a micro-batch."""
-        logps = no_padding_2_padding(model_output["log_probs"], data)
-        self.sums.append((logps * response_mask(data)).sum(-1))
-        return logps.sum(), {}
 
 
 def response_mask(data: Any) -> Tensor:

@@ -151,7 +151,16 @@ def hydra_config(
             "adv_estimator": "grpo",
             "norm_adv_by_std_in_grpo": shared.objective != "dr_grpo",
         },
-        "data": _data_section(settings, rows, prompts, n_states),
+        "data": {
+            "train_files": str(prompts),
+            "val_files": str(prompts),
+            "train_batch_size": n_states,
+            "max_prompt_length": max(len(row["extra_info"]["prompt_ids"]) for row in rows),
+            "max_response_length": shared.max_completion_length,
+            # Prompts are rendered and cut already; the column that VeRL would measure is a label.
+            "filter_overlong_prompts": False,
+            "seed": shared.seed,
+        },
         "actor_rollout_ref": {
             "model": {
                 "path": settings.model,
@@ -186,21 +195,6 @@ def hydra_config(
     return overlaid(config, settings, reserved=RESERVED)
 
 
-def _data_section(
-    settings: RunConfig, rows: Sequence[Mapping[str, Any]], prompts: Path, n_states: int
-) -> dict[str, Any]:
-    return {
-        "train_files": str(prompts),
-        "val_files": str(prompts),
-        "train_batch_size": n_states,
-        "max_prompt_length": max(len(row["extra_info"]["prompt_ids"]) for row in rows),
-        "max_response_length": settings.shared.max_completion_length,
-        # Prompts are rendered and cut already; the column that VeRL would measure is a label.
-        "filter_overlong_prompts": False,
-        "seed": settings.shared.seed,
-    }
-
-
 def _actor_section(settings: RunConfig, n_states: int) -> dict[str, Any]:
     shared = settings.shared
     schedule = SCHEDULES.get(shared.lr_scheduler_type)
@@ -210,6 +204,7 @@ def _actor_section(settings: RunConfig, n_states: int) -> dict[str, Any]:
         )
     if schedule != shared.lr_scheduler_type:
         logger.warning("verl: lr_scheduler_type=%s becomes %s", shared.lr_scheduler_type, schedule)
+    n_warmup = shared.warmup_steps  # below one it is a share of all steps, as under TRL
     objective = dict(VERL.objectives[shared.objective or "dapo"])
     if shared.objective == "dr_grpo":
         objective = objective | {"loss_scale_factor": shared.max_completion_length}
@@ -221,17 +216,12 @@ def _actor_section(settings: RunConfig, n_states: int) -> dict[str, Any]:
         "grad_clip": shared.max_grad_norm,
         "optim": {
             "lr": shared.learning_rate,
-            "lr_warmup_steps": _whole_steps(shared.warmup_steps, shared.max_steps),
+            "lr_warmup_steps": int(n_warmup if n_warmup >= 1 else n_warmup * shared.max_steps),
             "lr_scheduler_type": schedule,
             "weight_decay": shared.weight_decay,
             "clip_grad": shared.max_grad_norm,
         },
     } | objective
-
-
-def _whole_steps(steps: float, n_steps: int) -> int:
-    """Return a number of steps; below one it is a share of all of them, as under TRL."""
-    return int(steps if steps >= 1 else steps * n_steps)
 
 
 def _rollout_section(
