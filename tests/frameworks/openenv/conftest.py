@@ -3,55 +3,47 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
 
 
-def serve(dataset: Path) -> subprocess.Popen:
+@contextmanager
+def started(*command: Any) -> Iterator[tuple[str, subprocess.Popen]]:
+    """Run a server until the block ends; gives the address that it prints, and its process."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().strip(), process
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def states_of(dataset: Path) -> AbstractContextManager[tuple[str, subprocess.Popen]]:
     script = Path(sys.executable).with_name("replay-pipeline")
-    command = [script, "workspace", "serve", "--port", "0"]
-    return subprocess.Popen(
-        [*command, "--dataset", str(dataset)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def end(process: subprocess.Popen) -> None:
-    process.terminate()
-    process.communicate(timeout=30)
+    return started(script, "workspace", "serve", "--port", "0", "--dataset", dataset)
 
 
 @pytest.fixture(scope="session")
 def server(dataset) -> Iterator[str]:
     """Address of a server that pays for the consensus."""
-    process = serve(dataset)
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        end(process)
+    with states_of(dataset) as (address, _):
+        yield address
 
 
 @pytest.fixture
 def mortal_server(dataset) -> Iterator[tuple[str, subprocess.Popen]]:
     """One more, that a test may end."""
-    process = serve(dataset)
-    try:
-        yield process.stdout.readline().strip(), process
-    finally:
-        end(process)
+    with states_of(dataset) as running:
+        yield running
 
 
 @pytest.fixture
 def plain_server() -> Iterator[str]:
     """A server that knows nothing of us."""
-    command = [sys.executable, str(Path(__file__).with_name("plain_server.py"))]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        end(process)
+    with started(sys.executable, Path(__file__).with_name("plain_server.py")) as (address, _):
+        yield address

@@ -11,30 +11,16 @@ from tests.trainer.diloco.loopback import LoopbackServer
 DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
-class Bucket(LoopbackServer):
-    """Objects by name. `forgetful` servers ignore preconditions, as some gateways do."""
+class GoogleStorage(LoopbackServer):
+    """The JSON interface of Google Cloud Storage, with one bucket of objects by name.
 
-    def __init__(self, *, is_forgetful=False):
-        self.objects = {}
-        self.is_forgetful = is_forgetful
+    `forgetful` servers ignore preconditions, as some gateways do.
+    """
+
+    def __init__(self):
+        self.objects, self.is_forgetful = {}, False
         self.lock = threading.Lock()
         super().__init__()
-
-    def create(self, name, data, *, is_exclusive):
-        """Write an object; False if it exists and the request forbids that."""
-        with self.lock:
-            if is_exclusive and name in self.objects and not self.is_forgetful:
-                return False
-            self.objects[name] = data
-            return True
-
-    def starting_with(self, prefix):
-        with self.lock:
-            return sorted(name for name in self.objects if name.startswith(prefix))
-
-
-class GoogleStorage(Bucket):
-    """The JSON interface of Google Cloud Storage, with one bucket."""
 
     def serve(self, request, body):
         url = urlsplit(request.path)
@@ -62,13 +48,16 @@ class GoogleStorage(Bucket):
         # The parser takes bytes that are not text for text: cut the part out by hand.
         boundary = whole.get_boundary().encode()
         data = body.split(b"--" + boundary)[2].partition(b"\n\n")[2].removesuffix(b"\n")
-        is_exclusive = query.get("ifGenerationMatch") == "0"
-        if not self.create(name, data, is_exclusive=is_exclusive):
-            return self.refuse(request, 412, "At least one of the pre-conditions did not hold.")
+        is_exclusive = query.get("ifGenerationMatch") == "0" and not self.is_forgetful
+        with self.lock:
+            if is_exclusive and name in self.objects:
+                return self.refuse(request, 412, "At least one of the pre-conditions did not hold.")
+            self.objects[name] = data
         return self.answer_json(request, self.entry(name))
 
     def listing(self, request, query):
-        names = self.starting_with(query.get("prefix", ""))
+        with self.lock:
+            names = sorted(n for n in self.objects if n.startswith(query.get("prefix", "")))
         self.answer_json(request, {"items": [self.entry(name) for name in names]})
 
     def entry(self, name):

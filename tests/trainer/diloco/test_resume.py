@@ -7,8 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer.diloco.stand_in import OtherReplica
-from trainer.diloco import FileStore, MemoryStore
+from trainer.data.dataset import load_preference_data
+from trainer.diloco import (
+    FileStore,
+    MemoryStore,
+    OuterReplica,
+    OuterSettings,
+    ParameterVector,
+    outer_preset,
+)
 from trainer.diloco.callback import ObjectStoreLoop
 from trainer.diloco.codecs import unseal_tensors
 from trainer.diloco.environment import ReplicaPlace
@@ -16,6 +23,7 @@ from trainer.diloco.protocol import Manifest, manifest_key
 from trainer.diloco.replica import newest_state
 from trainer.engines.settings_file import read_settings
 from trainer.engines.trl.run import RunParts, run
+from trainer.model.loading import load_model, load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +73,34 @@ def train(dataset, output: Path, store, *, world_size=1, rank=0, tiny=None, **ou
     )  # fmt: skip
     place = ReplicaPlace(rank, world_size)
     return run(config, parts=RunParts(place=place, store=store))
+
+
+class OtherReplica:
+    """Rank 0 of two, whose parameters are those of the run that `train` makes."""
+
+    def __init__(self, dataset, output, store, *, rounds="synchronous", n_rounds=3):
+        config = read_settings(
+            {
+                "dataset": str(dataset), "output": str(output),
+                "tiny": {"hidden_size": 32, "vocab_size": 512},
+            }
+        )  # fmt: skip
+        tokenizer = load_tokenizer(config, load_preference_data(config.dataset))
+        model = load_model(config, tokenizer, seed=42)
+        view = ParameterVector(model)
+        settings = OuterSettings(
+            rounds=rounds, codec="ternary", outer=outer_preset("average"), n_rounds=n_rounds,
+            signature=view.signature, quorum=1, first_grace_s=0.05,
+        )  # fmt: skip
+        self.replica = OuterReplica(store, view.read(), rank=0, world_size=2, settings=settings)
+        self.replica.join()
+
+    def make_rounds(self, n):
+        for _ in range(n):
+            noise = np.random.default_rng(self.replica.round_id).standard_normal(
+                self.replica.theta.size
+            )
+            self.replica.exchange(self.replica.theta + 1e-4 * noise.astype(np.float32))
 
 
 def rows_of(output: Path) -> list[dict]:

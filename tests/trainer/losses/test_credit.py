@@ -59,21 +59,6 @@ def test_credit_has_exactly_the_pairwise_gradient(seed, scale, variant, rpo_alph
     assert float(error) <= 1e-12
 
 
-def test_credit_is_wrong_once_the_policy_has_moved():
-    """Why an engine has to score pairs again after each optimizer step."""
-    logps, mask, reference = pair_tokens(1, 1.0)
-    options = ReplayOptions()
-    sums, lengths = (logps * mask).sum(-1), mask.sum(-1)
-    credits = torch.stack(
-        replay_credit(*sums.unbind(-1), *lengths.unbind(-1), *reference.unbind(-1), options), -1
-    )
-    moved = (logps + torch.tensor([0.5, -0.5])[:, None]).requires_grad_()
-    charge = -credits[..., None] * mask * (moved - logps).exp()
-    (stale,) = torch.autograd.grad(charge.sum(), moved)
-    expected = pairwise_gradient(moved.detach(), mask, reference, options)
-    assert float((stale - expected).norm() / expected.norm()) > 0.05
-
-
 @pytest.mark.parametrize("wrapper", ["none", "taid", "entropy_opd"])
 def test_divergence_on_the_teachers_support_is_the_teacher_topk_estimator(wrapper):
     """What a scoring server sends (ids and log-probs) carries the whole of channel 2."""
