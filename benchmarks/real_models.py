@@ -83,6 +83,8 @@ ANSWERS = ("the only answer", "the agent's action, one for it and one not")
 _UNKNOWN_PRICE = (99.0, 99.0)
 FEWEST = 40
 """Agents with fewer pairs tell little of their own."""
+SPREAD = 0.3
+"""How much agents differ in the log-odds that their rejected side is wrong, beyond what anything tells without a score."""
 _L2 = 1.0
 
 
@@ -346,7 +348,47 @@ def errors(claims: Sequence[Claim]) -> dict[str, Any]:
             "off in nine of ten": round(worst[len(worst) // 10], 3),
             "off at most": round(worst[0], 3),
         }
+        if name == "rejected wrong":
+            for spread in (0.0, SPREAD):
+                by_chance = off_by_chance(some, off, spread=spread)
+                result[name][f"by chance, if agents differ by {spread}"] = by_chance
     return result
+
+
+def off_by_chance(
+    claims: Sequence[Claim], agents: Collection[str], *, spread: float = 0.0, n: int = 200
+) -> list[list[float]]:
+    """Return how far right claims of `wrong` seem to be off: mean, nine of ten, most; and what 95 % stay below.
+
+    An agent answers a question once, however many draws of teachers judge it.
+
+    Args:
+        claims: what is claimed.
+        agents: the agents that count.
+        spread: how much agents differ in log-odds.
+        n: how often to draw.
+    """
+    chance, own = np.random.default_rng(0), []
+    for agent in sorted(agents):
+        some = [claim for claim in claims if claim.of.agent == agent]
+        questions_of = [claim.of.question for claim in some]
+        own.append(
+            (
+                np.array([claim.wrong for claim in some]),
+                np.unique(questions_of, return_inverse=True)[1],
+            )
+        )
+    found = []
+    for _ in range(n):
+        off = []
+        for said, places in own:
+            odds = said / (1 - said) * np.exp(spread * chance.standard_normal())
+            true = chance.random(places.max() + 1)[places] < odds / (1 + odds)
+            off.append(abs(float(np.mean(said - true))))
+        off.sort(reverse=True)
+        found.append((statistics.fmean(off), off[len(off) // 10], off[0]))
+    each = np.array(found)
+    return [each.mean(0).round(3).tolist(), np.quantile(each, 0.95, 0).round(3).tolist()]
 
 
 def table_by(
@@ -372,7 +414,12 @@ def table_by(
 def bought(draws: Sequence[Draw], claims: Sequence[Claim]) -> dict[str, Any]:
     """Return pairs and lessons, how right they are, and right ones per dollar."""
     kept, left = ([c for c in claims if c.is_kept is is_so] for is_so in (True, False))
-    agreed = [is_right for draw in draws for _, is_right in draw.agreed]
+    agreed = [
+        is_right
+        for draw in draws
+        for n_differing, is_right in draw.agreed
+        if right_if_agreed(n_differing) >= LEAST_LESSON
+    ]
     lessons = [*agreed, *(c.of.is_chosen_right for c in left if c.chosen >= LEAST_LESSON)]
     right, usd = sum(c.of.is_right for c in claims), sum(draw.usd for draw in draws)
     n_right = sum(c.of.is_right for c in kept)

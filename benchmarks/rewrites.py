@@ -38,6 +38,15 @@ _SWITCH = re.compile(r"(?<=\s)--[a-z][a-z-]+(?=\s+-|\s*$)")
 """A long option behind which no value can stand."""
 _ODD = re.compile(r"<<|\$\(|`|\becho\b|\bprintf\b|\n|#|\bfor\b|\bwhile\b|\bif\b")
 """What is left alone: here-documents, substitutions, loops, and words that are only printed."""
+_LOOK_BEHIND = re.compile(
+    r"&&\s*(?:ls|cat|head|tail|wc|grep|rg|find|stat|file|du|df|pwd|which|type|git (?:status|diff|log|show|branch))\b"
+    r"[^&;]*$"
+)
+"""A look at the end, which makes no difference behind a consequence."""
+_ACTS = re.compile(
+    r"(?:make|pytest|npm|npx|yarn|pnpm|cargo|go|git (?:add|commit|push)|rm|mkdir|mv|cp|pip)\b[^|;&]*$"
+)
+_CODE = re.compile(r"\.(?:py|ts|js|go|rs|java)$")
 
 
 def _with(arguments: Arguments, **changes: Any) -> Arguments:
@@ -46,7 +55,9 @@ def _with(arguments: Arguments, **changes: Any) -> Arguments:
 
 def _command(arguments: Arguments) -> str | None:
     command = arguments.get("command")
-    return command if isinstance(command, str) and not _ODD.search(command) else None
+    if not isinstance(command, str) or _ODD.search(command) or _LOOK_BEHIND.search(command):
+        return None
+    return command
 
 
 def another_path(arguments: Arguments, _cwd: str, chance: random.Random) -> Arguments | None:
@@ -223,6 +234,15 @@ def _longer(key: str) -> Rewrite:
     return rewrite
 
 
+def other_code(arguments: Arguments, cwd: str, chance: random.Random) -> Arguments | None:
+    """Write another text, and not in a comment."""
+    found = _longer("new_string")(arguments, cwd, chance)
+    if found is None:
+        return None
+    [line] = [line for line in found["new_string"].splitlines() if "zq" in line][:1] or [""]
+    return None if re.search(r"#|//|/\*|^\s*\*", line) else found
+
+
 def more_blanks(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
     """Part words by more blanks."""
     command = _command(arguments)
@@ -333,6 +353,23 @@ def more_context(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arg
     return _with(arguments, old_string=f"a line before\n{old}", new_string=f"a line before\n{new}")
 
 
+def look_behind(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Look at what was done."""
+    command = _command(arguments)
+    if command is None or not _ACTS.match(command):
+        return None
+    return _with(arguments, command=f"{command.rstrip()} && git status")
+
+
+def silenced(arguments: Arguments, _cwd: str, _chance: random.Random) -> Arguments | None:
+    """Tell a checker to be silent."""
+    path, new = arguments.get("file_path"), arguments.get("new_string")
+    if not isinstance(path, str) or not isinstance(new, str) or not _CODE.search(path):
+        return None
+    mark = "# noqa" if path.endswith("py") else "// @ts-ignore"
+    return _with(arguments, new_string=f"{mark}\n{new}")
+
+
 CHANGING: dict[str, dict[str, Rewrite]] = {
     "Bash": {
         each.__name__: each
@@ -349,10 +386,11 @@ CHANGING: dict[str, dict[str, Rewrite]] = {
     },
     "Edit": {
         "another_file": another_file,
-        "new text": _longer("new_string"),
+        "other_code": other_code,
         "old text": _longer("old_string"),
         "all_places": all_places,
         "other_anchor": other_anchor,
+        "silenced": silenced,
     },
     "Write": {"another_file": another_file, "content": _longer("content")},
     "Read": {"another_file": another_file, "other_lines": other_lines},
@@ -372,7 +410,7 @@ KEEPING: dict[str, dict[str, Rewrite]] = {
         each.__name__: each
         for each in (
             *(more_blanks, with_comment, quoted, other_quotes, into_the_folder),
-            *(other_label, other_order, broken_line, line_behind, ended),
+            *(other_label, other_order, broken_line, line_behind, ended, look_behind),
         )
     }
     | {"null": _null("timeout")},

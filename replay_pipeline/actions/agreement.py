@@ -142,7 +142,7 @@ def _call_level(a: Call, b: Call) -> AgreementLevel | None:
     if family == "Edit":
         if not is_on_same:
             return "tool"
-        return "effect" if _is_same_change(ours.edits, theirs.edits) else "target"
+        return "effect" if _is_same_change(ours.edits, theirs.edits, a) else "target"
     if ours.effect == theirs.effect and _share_lines(ours.lines, theirs.lines):
         return "effect"
     return "target" if is_on_same else "tool"
@@ -155,8 +155,10 @@ def _share_lines(ours: Lines, theirs: Lines) -> bool:
     return ours[0] <= theirs[1] and theirs[0] <= ours[1]
 
 
-def _is_same_change(ours: Edits, theirs: Edits) -> bool:
-    return ours is not None and theirs is not None and are_same_change(ours, theirs)
+def _is_same_change(ours: Edits, theirs: Edits, call: Call) -> bool:
+    if ours is None or theirs is None:
+        return False
+    return are_same_change(ours, theirs, str(call.values().get("file_path")))
 
 
 def _set_level(a: tuple[Call, ...], b: tuple[Call, ...]) -> AgreementLevel | None:
@@ -251,7 +253,7 @@ def _gathered_level(a: tuple[Call, ...], b: tuple[Call, ...]) -> AgreementLevel 
         return None
     if keys_of(a[0]).target != keys_of(b[0]).target:
         return "tool"
-    return "effect" if _is_same_change(_all_edits(a), _all_edits(b)) else "target"
+    return "effect" if _is_same_change(_all_edits(a), _all_edits(b), a[0]) else "target"
 
 
 def _all_edits(calls: tuple[Call, ...]) -> Edits:

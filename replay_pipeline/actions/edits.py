@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from replay_pipeline.actions.comments import code_of
+
 
 def has_perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> bool:
     """Return whether each left item can be matched with a different right item."""
@@ -37,6 +39,8 @@ def perfect_matching(edges: Sequence[Sequence[int]], n_right: int) -> list[int] 
 
 _MAX_EDITS = 24
 _MAX_CHARS = 50_000
+_MAX_CODE_CHARS = 16_000
+"""In longer edits comments count."""
 
 
 class Edit(NamedTuple):
@@ -60,32 +64,43 @@ def edits_of(arguments: dict[str, Any]) -> tuple[Edit, ...] | None:
     return tuple(found)
 
 
-def are_same_change(ours: tuple[Edit, ...], theirs: tuple[Edit, ...]) -> bool:
+def are_same_change(ours: tuple[Edit, ...], theirs: tuple[Edit, ...], path: str = "") -> bool:
     """Return whether both lists of edits turn the same file into the same result.
 
     True only if the edits prove it: equal edits, an edit with more context, several edits inside
-    the context of one, or independent edits in another order.
+    the context of one, or independent edits in another order. Where both change code, comments may
+    differ.
+
+    Args:
+        ours: one list.
+        theirs: the other one.
+        path: the file, whose ending tells its language. Without one, comments count.
     """
     if ours == theirs:
         return True
     if len(ours) > _MAX_EDITS or len(theirs) > _MAX_EDITS:
         return False
+    n_chars = sum(len(edit.old) + len(edit.new) for edit in ours + theirs)
+    if n_chars > _MAX_CODE_CHARS:
+        path = ""
     if len(ours) == len(theirs) == 1:
-        return _is_same(ours[0], theirs[0])
-    if sum(len(e.old) + len(e.new) for e in ours + theirs) > _MAX_CHARS:
+        return _is_same(ours[0], theirs[0], path)
+    if n_chars > _MAX_CHARS:
         return False
     if len(ours) == 1:
-        return _is_done_inside(theirs, ours[0])
+        return _is_done_inside(theirs, ours[0], path)
     if len(theirs) == 1:
-        return _is_done_inside(ours, theirs[0])
-    return _are_pairwise_same(ours, theirs)
+        return _is_done_inside(ours, theirs[0], path)
+    return _are_pairwise_same(ours, theirs, path)
 
 
-def _is_same(one: Edit, other: Edit) -> bool:
-    return one == other or _is_done_inside((one,), other) or _is_done_inside((other,), one)
+def _is_same(one: Edit, other: Edit, path: str) -> bool:
+    return (
+        one == other or _is_done_inside((one,), other, path) or _is_done_inside((other,), one, path)
+    )
 
 
-def _is_done_inside(edits: tuple[Edit, ...], wide: Edit) -> bool:
+def _is_done_inside(edits: tuple[Edit, ...], wide: Edit, path: str) -> bool:
     """Return whether `wide` is `edits` with more context: applied to its old text they give its new."""
     if wide.is_everywhere:
         return False
@@ -98,17 +113,20 @@ def _is_done_inside(edits: tuple[Edit, ...], wide: Edit) -> bool:
         if place < 0 or text.find(edit.old, place + 1) >= 0:
             return False
         text = text[:place] + edit.new + text[place + len(edit.old) :]
-    return text == wide.new
+    if text == wide.new:
+        return True
+    code, before = code_of(text, path), code_of(wide.old, path)
+    return None not in (code, before) and code == code_of(wide.new, path) != before
 
 
-def _are_pairwise_same(ours: tuple[Edit, ...], theirs: tuple[Edit, ...]) -> bool:
+def _are_pairwise_same(ours: tuple[Edit, ...], theirs: tuple[Edit, ...], path: str) -> bool:
     if len(ours) != len(theirs):
         return False
-    if all(_is_same(a, b) for a, b in zip(ours, theirs, strict=True)):
+    if all(_is_same(a, b, path) for a, b in zip(ours, theirs, strict=True)):
         return True
     if not (_are_independent(ours) and _are_independent(theirs)):
         return False
-    edges = [[n for n, other in enumerate(theirs) if _is_same(edit, other)] for edit in ours]
+    edges = [[n for n, other in enumerate(theirs) if _is_same(edit, other, path)] for edit in ours]
     return has_perfect_matching(edges, len(theirs))
 
 

@@ -163,6 +163,7 @@ _KEYWORDS = frozenset(
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 _SEPARATORS = frozenset({";", "\n", ";;", "comment"})
+_CHANGE_FOLDER = frozenset({"cd", "pushd", "popd"})
 _STATEMENTS = frozenset(
     [
         *("command", "redirected_statement", "list", "pipeline", "negated_command"),
@@ -228,7 +229,7 @@ def _plain_plan(command: str, cwd: str | None) -> ShellPlan | None:
         if is_pipe:
             joined.append(reader.stage(lambda words=words: reader.simple((), words, ()), joined))
         else:
-            _append(joined, "&&", reader.simple((), words, ()))
+            _append(joined, "&&", reader.part(lambda words=words: reader.simple((), words, ())))
     return reader.plan(("|", *joined) if is_pipe else _listed(joined))
 
 
@@ -272,14 +273,35 @@ class _Reader:
         self.folder = self.cwd
         self.only_looks = self.keeps_files = True
         self.commands: list[Form] = []
+        self.looks: set[Form] = set()
+        """Parts of lists that change nothing."""
         self.acts: frozenset[str] = frozenset()
 
     def plan(self, effect: Form) -> ShellPlan:
         """Return the plan of the whole command, when all of it has been read."""
+        if not self.only_looks:
+            effect = self.without_looks_behind(effect)
         effect, shown = _without_display(effect, only_looks=self.only_looks)
         return ShellPlan(
             effect, tuple(self.commands), shown, self.only_looks, self.acts, self.keeps_files
         )
+
+    def part(self, read: Callable[[], Form]) -> Form:
+        """Read one part of a list, and note whether it changes nothing, not even the folder."""
+        only_looked, noted = self.only_looks, len(self.commands)
+        self.only_looks = True
+        form = read()
+        is_cd = any(each[0] in _CHANGE_FOLDER for each in self.commands[noted:])
+        if self.only_looks and not is_cd and form[0] in ("command", "|"):
+            self.looks.add(form)
+        self.only_looks &= only_looked
+        return form
+
+    def without_looks_behind(self, effect: Form) -> Form:
+        """Take off what only looks behind a consequence: nothing is done by what it shows."""
+        while effect[0] == "list" and effect[-2] == ("&&",) and effect[-1] in self.looks:
+            effect = _listed([*effect[1:-2]])
+        return effect
 
     # Statements
 
@@ -327,7 +349,7 @@ class _Reader:
         changes_later = False
         for operator, stages in joined_pipes(node):
             before = self.folder
-            _append(joined, operator, self.pipe(stages, depth + 1))
+            _append(joined, operator, self.part(lambda s=stages: self.pipe(s, depth + 1)))
             if self.folder != before:
                 changes_later = operator != ""
                 if operator == "||":
@@ -496,7 +518,7 @@ class _Reader:
         redirects = _input_first(redirects)
         if not words:
             return ("command", environment, (), redirects)
-        if words[0] in ("cd", "pushd", "popd"):
+        if words[0] in _CHANGE_FOLDER:
             return self.changed_folder(environment, words, redirects)
         arguments = arguments_of(words, self.path)
         self.only_looks &= arguments.consequence.only_looks

@@ -1,17 +1,20 @@
 """The figures of an extraction, in which every input is counted."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from replay_pipeline.actions import Action
 from replay_pipeline.actions.agreement import strictness
+from replay_pipeline.actions.votes import Consensus
+from replay_pipeline.judge.answers import Case
 from replay_pipeline.judge.belief import LEAST_LESSON, right_if_agreed, right_if_confirmed
 from replay_pipeline.judge.judgment import Judgment
 from replay_pipeline.judge.precision import Precision, PrecisionEvidence
 from replay_pipeline.judge.records import outcome_row, positive_row
 from replay_pipeline.judge.strengths import Reliability
-from replay_pipeline.types import AgreementLevel, DPOPair
+from replay_pipeline.types import AgreementLevel, DPOPair, Look
 
 
 @dataclass(kw_only=True)
@@ -103,15 +106,14 @@ class PairReport:
             self.n_control_mismatch += case.has_control_left
         if consensus is not None and judgment.outcome == "agreement":
             p = right_if_agreed(len(case.voting) - consensus.n_families)
-            self.positives.append(positive_row(case, consensus, case.agent, "agreement", p))
+            self._imitate(case, consensus, case.agent, "agreement", p)
             if len(case.voting) == 1:
                 self._once.append((case.voting[0].row.teacher, self.positives[-1]))
         if isinstance(answer := judgment.unconfirmed, str):
             self.answers_left_out[answer] += 1
         elif answer is not None:
             told = answer.action, "answer", answer.p_right, answer.looks
-            self.positives.append(positive_row(case, answer.by, *told))
-            self.n_answers += 1
+            self._imitate(case, answer.by, *told)
         self._explore(judgment)
         for one, other, found in judgment.levels:
             a, b = sorted((one.row.teacher, other.row.teacher))
@@ -137,6 +139,9 @@ class PairReport:
         for teacher, row in self._once:
             seen = self._explored[teacher]
             row["p_chosen_right"] = round(right_if_confirmed(seen["all"], seen["outvoted"]), 4)
+            if row["p_chosen_right"] < LEAST_LESSON:
+                row["kind"] = "answer"
+                self.n_answers += 1
 
     def add_lesson(self, judgment: Judgment, p_right: float) -> None:
         """Keep what teachers agree on where nobody knows that the agent was wrong.
@@ -149,12 +154,23 @@ class PairReport:
         case, consensus = judgment.case, judgment.consensus
         assert consensus is not None, "what makes no consensus teaches nothing"
         action = consensus.action if consensus.action.calls or case.agent.calls else case.agent
-        is_lesson = p_right >= LEAST_LESSON
         kind = "agreement" if action is case.agent else "lesson"
-        kind = kind if is_lesson else "answer"
-        self.positives.append(positive_row(case, consensus, action, kind, p_right, judgment.looks))
-        self.n_lessons += is_lesson
-        self.n_answers += not is_lesson
+        self._imitate(case, consensus, action, kind, p_right, judgment.looks)
+        self.n_lessons += p_right >= LEAST_LESSON
+
+    def _imitate(
+        self,
+        case: Case,
+        by: Consensus,
+        action: Action,
+        kind: str,
+        p_right: float,
+        looks: Sequence[Look] = (),
+    ) -> None:
+        """Keep an action; what is less sure than a lesson counts as an answer that nobody confirmed."""
+        kind = kind if p_right >= LEAST_LESSON else "answer"
+        self.positives.append(positive_row(case, by, action, kind, p_right, looks))
+        self.n_answers += kind == "answer"
 
     @property
     def matrix(self) -> dict[str, dict[str, tuple[int, int]]]:

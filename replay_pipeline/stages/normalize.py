@@ -154,7 +154,7 @@ def _facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
 NORMALIZE = Stage(
     name="normalize",
     about="The pairs and lessons that pass the data-juicer recipe; the others are kept apart with the reason.",
-    version=10,
+    version=11,
     work=normalize_pairs,
     reads=("turns", "states", "dpo_pairs", "positives", "outcomes"),
     writes=("normalized_pairs", "dropped_pairs", "normalized_positives", "dropped_positives"),

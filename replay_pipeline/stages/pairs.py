@@ -190,7 +190,7 @@ def _votes(project: "Project", batch: str, state: TraceState) -> Mapping[str, An
 PAIRS = Stage(
     name="pairs",
     about="States at which enough teachers agreed on something that the agent did not do.",
-    version=14,
+    version=15,
     work=make_pairs,
     reads=("turns", "states", "teacher_actions"),
     writes=("dpo_pairs", "positives", "outcomes"),

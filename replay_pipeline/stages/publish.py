@@ -290,7 +290,7 @@ def _facts(project: Overview, receipt: Receipt) -> Mapping[str, Any]:
 PUBLISH = Stage(
     name="publish",
     about="All normalized pairs as one dataset that `datasets.load_dataset` opens.",
-    version=11,
+    version=12,
     work=publish_dataset,
     reads=(*INGEST.writes, *PAIRS.writes, *NORMALIZE.writes),
     settings=_decisive,

@@ -83,6 +83,8 @@ HARD = {
         message("", [("mcp__x", {"a": [{f"k{n}{x}": n} for n in range(8_000)]})])
     ),
     "repeating edit": lambda x: edit_action(("a" * 40_000 + x, "b"), ("a" * 9_000, "c" + x)),
+    "commented edit": lambda x: edit_action(("a", f"# {x}\n" + "f(a)  # why\n" * 1_200)),
+    "quoted edit": lambda x: edit_action(("a", f"f('{x}" + "\"'{" * 5_000)),
     "many edits": lambda x: edit_action(*((f"line {n}{x}\n" * 100, f"{n}") for n in range(24))),
     "many reads": lambda x: many_reads(400, len(x) + 1),
     "overlapping reads": lambda x: many_reads(32, len(x) + 1),

@@ -4,7 +4,14 @@ import pytest
 
 from replay_pipeline.actions.difference import FACTS, ActionDifference
 from replay_pipeline.judge import extract
-from replay_pipeline.judge.belief import belief, evidence_of, features, learned, right_if_agreed
+from replay_pipeline.judge.belief import (
+    LEAST_LESSON,
+    belief,
+    evidence_of,
+    features,
+    learned,
+    right_if_agreed,
+)
 from tests.replay_pipeline.judge.test_extract import answers, state
 from tests.support.messages import bash, call
 from tests.support.worlds import WORLDS, simulate
@@ -112,6 +119,18 @@ def test_pairs_are_those_above_the_minimum_and_the_others_are_lessons():
     for pair in every.pairs:
         both = pair["p_chosen_right"] * pair["p_rejected_wrong"]
         assert pair["p_better"] == pytest.approx(both, abs=1e-4)
+
+
+def test_what_two_families_contradict_is_no_lesson():
+    """Agent and teachers are right there too seldom: it is imitated at its probability alone."""
+    rows = {name: bash("make") for name in "ab"} | {"c": bash("make test")}
+    at = state(action=bash("make"))
+    one = extract.extract_pairs([at], answers(**rows))
+    two = extract.extract_pairs([at], answers(**rows, d=bash("make all")))
+    assert [row["kind"] for row in (*one.positives, *two.positives)] == ["agreement", "answer"]
+    assert (one.n_answers, two.n_answers) == (0, 1)
+    assert one.outcome_counts == two.outcome_counts == {"agreement": 1}
+    assert two.positives[0]["p_chosen_right"] < LEAST_LESSON <= one.positives[0]["p_chosen_right"]
 
 
 def test_checks_move_what_nobody_has_checked():
