@@ -151,18 +151,14 @@ def _prompts_and_responses(
     rows = zip(*(column.tolist() for column in columns), strict=True)
     split = []
     for row, (ids, is_real, is_response) in enumerate(rows):
-        real = [
-            (token, bool(r))
-            for token, keep, r in zip(ids, is_real, is_response, strict=True)
-            if keep
-        ]
-        n_prompt = next((n for n, (_, r) in enumerate(real) if r), len(real))
-        if not all(r for _, r in real[n_prompt:]):
+        tokens = [token for token, keep in zip(ids, is_real, strict=True) if keep]
+        asked = [bool(one) for one, keep in zip(is_response, is_real, strict=True) if keep]
+        n_prompt = asked.index(True) if True in asked else len(asked)
+        if not all(asked[n_prompt:]):
             raise ShapeError(
                 f"pair {row}, {side}: the response mask has a gap; only a response that ends its "
                 "sequence can be packed"
             )
-        tokens = [token for token, _ in real]
         split.append((tokens[:n_prompt], tokens[n_prompt:]))
     return split
 

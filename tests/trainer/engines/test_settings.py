@@ -51,9 +51,20 @@ def test_engines_sections_are_left_out_of_trls_run():
         ({"dtype": "bfloat16"}, "dtype=bfloat16: without `model`, the trainer makes a tiny model"),
         ({"attention": "sdpa"}, "attention=sdpa: without `model`, the trainer makes a tiny model"),
         ({"dtype": "bfloat16", "model": "m"}, "steps are then rounded to zero"),
+        ({"dataset": ""}, "dataset must be set"),
+        ({"rollout": "contrast"}, "unknown setting rollout$"),
+        ({"engines": {"verl": 3}}, r"engines\.verl: expected a section"),
+        ({"trl": {"alpha_sdpo": -1}}, "alpha_sdpo=-1.0 is negative"),
+        ({"trl": {"sdpo_wrapper": "x"}}, "sdpo_wrapper='x'"),
+        ({"trl": {"teacher_ema_rate": 0}}, r"teacher_ema_rate=0.0 is not in \(0, 1\]"),
+        ({"trl": {"policy_weight": 0}}, "all three channels are off"),
+        ({"trl": {"pairs_per_step": 0}}, "at least 1"),
+        ({"trl": {"learning_rate": "fast"}}, "valid number"),
+        ({"trl": {"max_steps": 1.5}}, "valid integer"),
+        ({"trl": {"render_tools": 3}}, "valid boolean"),
     ],
 )
-def test_no_section_of_a_run_takes_a_name_that_it_does_not_know(values, message):
+def test_a_bad_file_is_refused_with_the_fields_name(values, message):
     with pytest.raises(TrainerConfigError, match=message):
         read_settings(settings_file() | values)
 
@@ -91,33 +102,13 @@ def test_section_of_an_engine_that_does_not_exist_is_refused():
 def test_field_without_counterpart_is_refused_and_speed_is_said(engine, caplog):
     with pytest.raises(TrainerConfigError, match=r"trl\.vllm_mode has no counterpart"):
         read_settings(settings_file(vllm_mode="server"), engine)
+    with pytest.raises(TrainerConfigError, match="outer_options has no counterpart"):
+        read_settings(settings_file() | {"outer_options": {"uri": "x"}}, engine)
     with caplog.at_level("INFO", "trainer"):
         assert read_settings(settings_file(pair_forward="packed"), engine).trl == {}
     assert f"{engine}: trl.pair_forward is not used" in caplog.text
     told = read_settings(settings_file(pair_forward="packed", vllm_mode="server"), "monarch").trl
     assert told == {"pair_forward": "packed", "vllm_mode": "server"}
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"dataset": ""}, "dataset must be set"),
-        ({"rollout": "contrast"}, "unknown setting rollout$"),
-        ({"engines": {"verl": 3}}, r"engines\.verl: expected a section"),
-        ({"outer_options": {"uri": "x"}}, "outer_options has no counterpart"),
-        ({"trl": {"alpha_sdpo": -1}}, "alpha_sdpo=-1.0 is negative"),
-        ({"trl": {"sdpo_wrapper": "x"}}, "sdpo_wrapper='x'"),
-        ({"trl": {"teacher_ema_rate": 0}}, r"teacher_ema_rate=0.0 is not in \(0, 1\]"),
-        ({"trl": {"policy_weight": 0}}, "all three channels are off"),
-        ({"trl": {"pairs_per_step": 0}}, "at least 1"),
-        ({"trl": {"learning_rate": "fast"}}, "valid number"),
-        ({"trl": {"max_steps": 1.5}}, "valid integer"),
-        ({"trl": {"render_tools": 3}}, "valid boolean"),
-    ],
-)
-def test_bad_file_is_refused_with_the_fields_name(values, message):
-    with pytest.raises(TrainerConfigError, match=message):
-        read_settings(settings_file() | values, "verl")
 
 
 VERL = {"alpha_sdpo": 0.1, "sdpo_estimator": "teacher_topk", "objective": "grpo"}

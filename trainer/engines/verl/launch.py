@@ -17,7 +17,6 @@ from trainer.engines.settings_file import read_settings
 from trainer.engines.verl.options import PluginOptions, verl_environment
 from trainer.engines.verl.prepare import PreparedRun, prepare
 from trainer.errors import TrainerConfigError, TrainerError, TrainingStoppedError
-from trainer.settings import RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -33,21 +32,15 @@ def train_with_verl(
     settings = read_settings(values, "verl")
     require_version()
     with sole_writer(Path(settings.output)):
-        return _train(settings, should_stop)
-
-
-def _train(settings: RunConfig, should_stop: Callable[[], bool]) -> dict[str, Any]:
-    run = prepare(settings)
-    logger.info("verl: %d states (%d with hint), %d pairs", run.n_prompts, run.n_hints, run.n_pairs)
-    for name, weight in (("sdpo", run.options.alpha_sdpo), ("replay", run.options.beta_replay)):
-        if weight == 0:
-            logger.info("channel %s is off: its weight is 0", name)
-    folder = run.config.parent
-    metrics = folder / "verl_metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    rows = watched(run, metrics, folder / "verl.log", should_stop)
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "metrics.jsonl").write_text(lines, "utf-8")
+        run = prepare(settings)
+        told = run.n_prompts, run.n_hints, run.n_pairs
+        logger.info("verl: %d states (%d with hint), %d pairs", *told)
+        folder = run.config.parent
+        metrics = folder / "verl_metrics.jsonl"
+        metrics.unlink(missing_ok=True)
+        rows = watched(run, metrics, folder / "verl.log", should_stop)
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "metrics.jsonl").write_text(lines, "utf-8")
     return {
         "steps": rows[-1]["step"] if rows else 0,
         "channels_live": live_channels(rows, run.options),
