@@ -39,6 +39,8 @@ Manifests = Mapping[str, Mapping[str, Any]]
 
 _CONFLICTS = (409, 412)
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
+_MAX_WAIT_S = 20.0
+"""The longest pause between two tries."""
 _NETWORK_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2")
 
 
@@ -79,7 +81,6 @@ class HubDataset:
         token: by default `HF_TOKEN`, or what `hf auth login` has stored.
         endpoint: by default the Hub, or `HF_ENDPOINT`.
         patience_s: how long faults are waited out, in seconds.
-        max_wait_s: longest pause between two tries, in seconds.
 
     Raises:
         UntrustedError: the token may not be sent to the endpoint.
@@ -92,13 +93,13 @@ class HubDataset:
         token: str | None = None,
         endpoint: str | None = None,
         patience_s: float = 300.0,
-        max_wait_s: float = 20.0,
     ) -> None:
         self.repo_id = repo_id
         self._api = HfApi(endpoint=endpoint, token=token)
         if token is None:
             check_binding("HF_TOKEN", self._api.endpoint, folder=config_dir())
-        self._patience_s, self._max_wait_s = patience_s, max_wait_s
+        self._repo: dict[str, Any] = {"repo_id": repo_id, "repo_type": "dataset"}
+        self._patience_s = patience_s
 
     def retry(self, call: Callable[[], T], *, conflicts: bool = False) -> T:
         """Call until it works, as long as what is in the way passes.
@@ -130,7 +131,7 @@ class HubDataset:
         error = state.outcome.exception() if state.outcome else None
         if isinstance(error, _PassingError) and error.retry_after_s is not None:
             return min(error.retry_after_s, self._patience_s)
-        return wait_random_exponential(0.1, max=self._max_wait_s)(state)
+        return wait_random_exponential(0.1, max=_MAX_WAIT_S)(state)
 
     def _call(self, call: Callable[[], T]) -> T:
         try:
@@ -173,7 +174,7 @@ class HubDataset:
 
     def exists(self) -> bool:
         """Return whether the repository exists."""
-        return self.retry(lambda: self._api.repo_exists(self.repo_id, repo_type="dataset"))
+        return self.retry(lambda: self._api.repo_exists(**self._repo))
 
     def ensure(self, *, private: bool) -> None:
         """Create the repository if it doesn't exist.
@@ -181,20 +182,14 @@ class HubDataset:
         Raises:
             PublishError: the Hub refused.
         """
-        self.retry(
-            lambda: self._api.create_repo(
-                self.repo_id, repo_type="dataset", private=private, exist_ok=True
-            )
-        )
+        self.retry(lambda: self._api.create_repo(**self._repo, private=private, exist_ok=True))
 
     def head(self) -> Head:
         """Return the newest version of the main branch."""
 
         def read() -> Head:
             sha = self._api.dataset_info(self.repo_id, revision="main").sha or ""
-            entries = self._api.list_repo_tree(
-                self.repo_id, recursive=True, revision=sha, repo_type="dataset"
-            )
+            entries = self._api.list_repo_tree(**self._repo, recursive=True, revision=sha)
             files = {
                 entry.path: RemoteFile(entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
                 for entry in entries
@@ -206,26 +201,21 @@ class HubDataset:
 
     def read(self, path: str, *, revision: str) -> bytes:
         """Return the bytes of a file at a version."""
-
-        def download() -> bytes:
-            name = self._api.hf_hub_download(
-                self.repo_id, path, repo_type="dataset", revision=revision
-            )
-            return Path(name).read_bytes()
-
-        return self.retry(download)
+        name = self.retry(
+            lambda: self._api.hf_hub_download(**self._repo, filename=path, revision=revision)
+        )
+        return Path(name).read_bytes()
 
     def download(self, folder: Path, suffixes: Iterable[str]) -> Path:
         """Bring the newest files with these suffixes into a private folder, and return it."""
         make_private_folder(folder)
         patterns = [f"*{suffix}" for suffix in suffixes]
-        return Path(
-            self.retry(
-                lambda: self._api.snapshot_download(
-                    self.repo_id, repo_type="dataset", local_dir=folder, allow_patterns=patterns
-                )
+        name = self.retry(
+            lambda: self._api.snapshot_download(
+                **self._repo, local_dir=folder, allow_patterns=patterns
             )
         )
+        return Path(name)
 
     def commit(
         self,
@@ -246,10 +236,9 @@ class HubDataset:
 
         def create() -> str:
             return self._api.create_commit(
-                self.repo_id,
-                operations,
+                **self._repo,
+                operations=operations,
                 commit_message=message,
-                repo_type="dataset",
                 parent_commit=parent,
             ).oid
 
@@ -259,27 +248,22 @@ class HubDataset:
         """Tag a version. An existing tag doesn't move."""
         self.retry(
             lambda: self._api.create_tag(
-                self.repo_id,
-                tag=name,
-                revision=revision,
-                tag_message=message,
-                repo_type="dataset",
-                exist_ok=True,
+                **self._repo, tag=name, revision=revision, tag_message=message, exist_ok=True
             )
         )
 
     def erase(self, is_erased: Callable[[str], bool]) -> None:
         """Delete all earlier versions, and large files, for good."""
-        self.retry(lambda: self._api.super_squash_history(self.repo_id, repo_type="dataset"))
+        self.retry(lambda: self._api.super_squash_history(**self._repo))
         kept = {file.sha256 for file in self.head().files.values()}
 
         def delete() -> None:
             files = [
                 file
-                for file in self._api.list_lfs_files(self.repo_id, repo_type="dataset")
+                for file in self._api.list_lfs_files(**self._repo)
                 if is_erased(file.filename) and file.file_oid not in kept
             ]
-            self._api.permanently_delete_lfs_files(self.repo_id, files, repo_type="dataset")
+            self._api.permanently_delete_lfs_files(**self._repo, lfs_files=files)
 
         self.retry(delete)
 

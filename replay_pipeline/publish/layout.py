@@ -250,31 +250,16 @@ def read_shard(file: Path | bytes, config: str) -> Iterator[pa.Table]:
     """Yield the rows of a file in parts."""
     with pq.ParquetFile(file if isinstance(file, Path) else io.BytesIO(file)) as shard:
         for part in shard.iter_batches(batch_size=ROWS_AT_ONCE):
-            yield _as_published(pa.Table.from_batches([part]), schema_of(config))
-
-
-def _as_published(part: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows in today's columns; one that is new since they were published is null."""
-    columns = [
-        part[each.name].cast(each.type)
-        if each.name in part.column_names
-        else pa.nulls(len(part), each.type)
-        for each in schema
-    ]
-    return pa.table(columns, schema=schema)
+            yield _table(pa.Table.from_batches([part]), schema_of(config))
 
 
 def conversations_in(rows: pa.Table | pa.RecordBatch) -> list[str]:
     """Return the conversation of each row. A row without a session counts as its own."""
     states, sessions = rows["state_id"].to_pylist(), rows["session_id"].to_pylist()
-    known = (
-        rows["conversation"].to_pylist()
-        if "conversation" in rows.schema.names
-        else [None] * len(sessions)
-    )
+    known = zip(states, sessions, _given(rows, "conversation"), strict=True)
     return [
         conversation or (conversation_of(session) if session else state)
-        for state, session, conversation in zip(states, sessions, known, strict=True)
+        for state, session, conversation in known
     ]
 
 
@@ -363,42 +348,39 @@ def _rows(
         for name, of_rows in sides.items()
     }
     named = [keep(each) if each and keep else None for each in texts]
+    made |= {"trace_batch": [batch] * len(table), "conversation": conversations_in(table)}
     return _table(
-        table, batch, schema, prompt=prompts, tools=tools, cwd=folders, client_texts=named, **made
+        table, schema, prompt=prompts, tools=tools, cwd=folders, client_texts=named, **made
     )
 
 
-def _given(table: pa.Table, name: str) -> list[Any]:
+def _given(table: pa.Table | pa.RecordBatch, name: str) -> list[Any]:
     return table[name].to_pylist() if name in table.column_names else [None] * len(table)
 
 
 def published_prompts(rows: pa.Table, side: str) -> pa.Table:
     """Return rows of the config `prompts`: states with a consensus, which is in the column `side`."""
-    if "source" in rows.column_names:
-        voted = (None, "consensus", REHEARSAL)
-        by_consensus = [source in voted for source in rows["source"].to_pylist()]
-        rows = rows.filter(pa.array(by_consensus, pa.bool_()))
-    columns = {name: rows[name] for name in PROMPTS.names if name in rows.column_names}
-    columns["consensus"] = pa.array([side[-1] for side in rows[side].to_pylist()], MESSAGE)
+    by_consensus = [source in (None, "consensus", REHEARSAL) for source in _given(rows, "source")]
+    rows = rows.filter(pa.array(by_consensus, pa.bool_()))
     plain = "pair" if side == "chosen" else "agreement"
-    kinds = _given(rows, "kind")
-    columns["kind"] = pa.array([kind or plain for kind in kinds], pa.string())
-    return pa.table([columns[name] for name in PROMPTS.names], schema=PROMPTS)
+    return _table(
+        rows,
+        PROMPTS,
+        consensus=[messages[-1] for messages in rows[side].to_pylist()],
+        kind=[kind or plain for kind in _given(rows, "kind")],
+    )
 
 
-def _table(source: pa.Table, batch: str, schema: pa.Schema, **made: list[Any]) -> pa.Table:
-    columns = []
-    for field in schema:
-        if field.name in made:
-            columns.append(pa.array(made[field.name], field.type))
-        elif field.name == "trace_batch":
-            columns.append(pa.array([batch] * len(source), field.type))
-        elif field.name == "conversation":
-            columns.append(pa.array(conversations_in(source), field.type))
-        elif field.name in source.column_names:
-            columns.append(source[field.name].cast(field.type))
-        else:
-            columns.append(pa.nulls(len(source), field.type))
+def _table(source: pa.Table, schema: pa.Schema, **made: list[Any]) -> pa.Table:
+    """Return rows in these columns: made ones, those of `source`, and others that are null."""
+    columns = [
+        pa.array(made[field.name], field.type)
+        if field.name in made
+        else source[field.name].cast(field.type)
+        if field.name in source.column_names
+        else pa.nulls(len(source), field.type)
+        for field in schema
+    ]
     return pa.table(columns, schema=schema)
 
 
