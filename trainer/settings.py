@@ -60,8 +60,8 @@ class SharedSettings:
     sft_on: str = "answers"
     """Actions that `objective: sft` learns from: `chosen` (those of the pairs), `consensus` (also
     those of the positives, which have no preference loss), `answers` (also what a teacher said and
-    nobody confirmed), or `recorded` (the agent's actions at the states of pairs and positives). Pairs
-    weigh by `weight`, other rows by `p_chosen_right`."""
+    nobody confirmed), or `recorded` (the agent's actions at the states of pairs and positives). Rows
+    weigh by `p_chosen_right`, or by `weight` where they don't have it."""
     alpha_sdpo: float = 0.0
     """Weight of hint-conditioned self-distillation. 0 turns it off."""
     beta_replay: float = 0.0

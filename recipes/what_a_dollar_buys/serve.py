@@ -130,7 +130,9 @@ class LocalModel:
         )
         # A model that takes no positions can't read prompts ahead that are padded on the left.
         taken = inspect.signature(self.model.forward).parameters
-        self._reads_ahead = {"position_ids", "past_key_values", "logits_to_keep"} <= taken.keys()
+        names = ("cache", "past_key_values")  # of transformers 5.24, and of those before
+        self._cache = next((name for name in names if name in taken), "")
+        self._reads_ahead = {"position_ids", self._cache, "logits_to_keep"} <= taken.keys()
         self._one_at_a_time = threading.Lock()
         self._prompts: dict[str, list[int]] = {}
         self._waiting: deque[_Asked] = deque()
@@ -216,7 +218,7 @@ class LocalModel:
         ids_BP, mask_BP = (
             padded[name].to(self.model.device) for name in ("input_ids", "attention_mask")
         )
-        cache = None
+        ahead = {}
         if len(prompts) < len(batch) and ids_BP.size(1) > 1 and self._reads_ahead:
             positions_BP = (mask_BP.cumsum(-1) - 1).clamp(min=0)
             read = self.model(
@@ -226,16 +228,16 @@ class LocalModel:
                 use_cache=True,
                 logits_to_keep=1,
             )
-            cache = read.past_key_values
-            cache.reorder_cache(rows_B.to(ids_BP.device))
+            ahead = {self._cache: read[self._cache]}
+            ahead[self._cache].reorder_cache(rows_B.to(ids_BP.device))
         generated_BT = self.model.generate(
             input_ids=ids_BP[rows_B],
             attention_mask=mask_BP[rows_B],
-            past_key_values=cache,
             do_sample=False,
             max_new_tokens=max(asked.limit for asked in batch),
             logits_processor=LogitsProcessorList([_Sampling(batch)]),
             stopping_criteria=StoppingCriteriaList([_Limits(batch, ids_BP)]),
+            **ahead,
         )
         return generated_BT[:, ids_BP.size(1) :].tolist()
 

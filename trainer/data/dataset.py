@@ -61,7 +61,11 @@ class PreferenceData:
         rows: list[Any] = list(self.pairs)
         if on == "recorded":
             # The prompt keeps what both sides need, as it does in every other run.
-            rows = [{**row, "sides": sides_of(row), "chosen": row["rejected"]} for row in rows]
+            of_chosen = {"p_chosen_right": None}
+            rows = [
+                {**row, "sides": sides_of(row), "chosen": row["rejected"], **of_chosen}
+                for row in rows
+            ]
         return rows + [
             {
                 **row,

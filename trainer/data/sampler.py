@@ -19,6 +19,12 @@ def preference_weight(row: Mapping[str, Any]) -> float:
     return weight_of(row) if row["chosen"] != row["rejected"] else 0.0
 
 
+def imitation_weight(row: Mapping[str, Any]) -> float:
+    """Return the weight of a chosen side that is imitated: how surely it is right, where a row says so."""
+    right = row.get("p_chosen_right")
+    return weight_of(row) if right is None or not weight_of(row) else float(right)
+
+
 def balance_of(row: Mapping[str, Any]) -> float:
     """Return the factor of a pair's preference weight that balances a dataset, by default 1."""
     return float(row.get("balance", 1.0))

@@ -22,8 +22,8 @@ from trainer.data.sampler import (
     PairSampler,
     balance_of,
     groups_of,
+    imitation_weight,
     preference_weight,
-    weight_of,
 )
 from trainer.data.types import PairRow
 from trainer.engines.trl.config import ComposerConfig
@@ -42,7 +42,7 @@ Passes = list[tuple[slice, Callable[[], PairLogps]]]
 """The forward passes of a batch of pairs: the pairs of each pass, and the function that runs it."""
 
 _SCORED = (
-    "dpo_weight",
+    "imitation_weight",
     "preference_weight",
     "balance",
     "dpo_chosen_ref_logprobs",
@@ -105,21 +105,23 @@ class PairChannel:
         pairs: dict[str, Any] = {"total_weight": sum(map(preference_weight, rows))}
         if self._args.is_sft:
             ids_of = self._collator.renderer.side_ids
-            pairs["total_tokens"] = sum(weight_of(row) * len(ids_of(row, "chosen")) for row in rows)
+            pairs["total_tokens"] = sum(
+                imitation_weight(row) * len(ids_of(row, "chosen")) for row in rows
+            )
         is_filler = not mine and is_filled
         if is_filler:
             mine = everything[:1]
         if mine:
             # On the CPU, where trees are packed: what a pass needs is moved by the pass.
             rows = [self.pairs[i] for i in mine]
-            weights = torch.tensor([preference_weight(row) for row in rows])
             pairs["batch"] = self._collator.pairs(rows) | {
-                "preference_weight": weights,
+                "preference_weight": torch.tensor([preference_weight(row) for row in rows]),
+                "imitation_weight": torch.tensor([imitation_weight(row) for row in rows]),
                 "balance": torch.tensor([balance_of(row) for row in rows]),
             }
             if is_filler:
-                pairs["batch"]["dpo_weight"].zero_()
-                weights.zero_()
+                pairs["batch"]["preference_weight"].zero_()
+                pairs["batch"]["imitation_weight"].zero_()
             if self.reference_logps is not None:
                 for k, side in enumerate(("chosen", "rejected")):
                     pairs["batch"][f"dpo_{side}_ref_logprobs"] = self.reference_logps[mine, k]
@@ -127,7 +129,7 @@ class PairChannel:
 
     def passes(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Passes:
         """Plan the forward passes of a batch of pairs."""
-        n_pairs, max_tokens = len(batch["dpo_weight"]), self._args.max_packed_tokens
+        n_pairs, max_tokens = len(batch["preference_weight"]), self._args.max_packed_tokens
         if isinstance(model, FSDPModule):
             # Sharded ranks gather layers together: as many passes on each, so one.
             max_tokens = None
@@ -194,7 +196,7 @@ class PairChannel:
             also the loss, weights, hits, margins, and count of the pairs, and the same likelihood.
         """
         (chosen, n_chosen), (rejected, n_rejected) = logps
-        unlikely = -(chosen * batch["dpo_weight"]).sum()
+        unlikely = -(chosen * batch["imitation_weight"]).sum()
         weight = batch["preference_weight"]
         losses = torch.zeros_like(chosen)
         if self._has_replay:

@@ -9,6 +9,7 @@ from trl import SFTConfig, SFTTrainer
 from tests.trainer.published import assistant, rows_of
 from tests.trainer.training import PLAIN, assert_equal, parameters
 from trainer.data.dataset import PreferenceData
+from trainer.data.sampler import imitation_weight
 from trainer.engines.trl import ComposerConfig
 from trainer.errors import TrainerConfigError
 
@@ -95,17 +96,17 @@ def test_nothing_is_rolled_out_and_the_rejected_side_is_not_run(composer, model,
 
 
 def test_beside_the_preference_loss_both_are_charged_from_one_forward_pass(composer, model):
-    both = composer(model=copy.deepcopy(model), beta_replay=1.0, dpo_variant="simpo", **SFT)
+    """As a pair a row weighs by `weight`, and its chosen side by how surely that is right."""
+    better = [{**row, "weight": 0.2 + i % 2 / 2} for i, row in enumerate(ROWS)]
+    right = [{**row, "weight": 0.9 - i % 3 / 5} for i, row in enumerate(ROWS)]
+    rows = [{**row, "p_chosen_right": of["weight"]} for row, of in zip(better, right, strict=True)]
+    settings = {"dpo_variant": "simpo", "beta_replay": 1.0}
+    both = composer(model=copy.deepcopy(model), pairs=rows, **SFT | settings)
     both.train()
+    settings |= {"policy_weight": 0.0, "pairs_per_step": len(ROWS)}
     alone = {
-        "policy/loss": composer(model=copy.deepcopy(model), **SFT),
-        "replay/loss": composer(
-            model=copy.deepcopy(model),
-            beta_replay=1.0,
-            policy_weight=0.0,
-            dpo_variant="simpo",
-            pairs_per_step=len(ROWS),
-        ),
+        "policy/loss": composer(model=copy.deepcopy(model), pairs=right, **SFT),
+        "replay/loss": composer(model=copy.deepcopy(model), pairs=better, **settings),
     }
     for name, trainer in alone.items():
         trainer.train()
@@ -131,7 +132,7 @@ def test_what_is_only_imitated_is_no_pair_for_the_preference_loss(composer, mode
 
 def test_sft_on_says_whose_actions_are_imitated():
     read, edit = assistant("Read", file_path="a"), assistant("Edit", file_path="a")
-    pair = {"prompt": [], "chosen": [read], "rejected": [edit]}
+    pair = {"prompt": [], "chosen": [read], "rejected": [edit], "p_chosen_right": 0.9}
     positive = {"prompt": [], "completion": [read]}
     data = PreferenceData(
         pairs=[pair],
@@ -149,6 +150,10 @@ def test_sft_on_says_whose_actions_are_imitated():
         "recorded": [[edit], [read]],
     }
     assert data.sft_pairs("answers")[-1]["weight"] == 0.75
+    assert imitation_weight(data.sft_pairs("consensus")[0]) == 0.9
+    # Nobody says how right the agent's own action is.
+    assert imitation_weight(data.sft_pairs("recorded")[0]) == 1
+    assert imitation_weight(pair | {"weight": 0.0}) == 0
 
 
 @pytest.mark.parametrize(
