@@ -36,11 +36,11 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from replay_pipeline.ingesters import Traces, ingest
-from replay_pipeline.ingesters.harness import HarnessStore
+from replay_pipeline.ingesters.harness.harness import HarnessStore
 from replay_pipeline.judge.extract import extract_pairs
 from replay_pipeline.replay import parse_gates
 from replay_pipeline.replay.buy import buying
-from replay_pipeline.replay.dialects import Prompt, RequestOptions
+from replay_pipeline.replay.dialects.base import Prompt, RequestOptions
 from replay_pipeline.replay.dialects.requests import Prefix, RequestBuilder
 from replay_pipeline.replay.dialects.sizes import Learned, Size
 from replay_pipeline.settings import DEFAULT_TEACHERS, FRONTIER_TEACHERS, ReplaySettings

@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import httpx
 import msgspec
 
-from replay_pipeline.replay import Asking, replay_states
+from replay_pipeline.replay import replay_states
+from replay_pipeline.replay.ask.asking import Asking
 from replay_pipeline.replay.buy.lanes import lanes_of
 from replay_pipeline.replay.dialects.client import transport
 from replay_pipeline.replay.money.calls import encode_row

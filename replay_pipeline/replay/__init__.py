@@ -1,7 +1,7 @@
 """Replay: put recorded states to teacher models, under a budget that can't be passed."""
 
-from replay_pipeline.replay.ask.asking import Asking, AskingOptions
-from replay_pipeline.replay.ask.control import ControlReport, control, openrouter_name
+from replay_pipeline.replay.ask.asking import AskingOptions
+from replay_pipeline.replay.ask.control import control, openrouter_name
 from replay_pipeline.replay.ask.outcomes import NOT_ASKED, refuse_if_nobody_answers, replay_facts
 from replay_pipeline.replay.ask.run import (
     estimate,
@@ -10,34 +10,21 @@ from replay_pipeline.replay.ask.run import (
     replay_trace,
     replay_trace_sync,
 )
-from replay_pipeline.replay.buy.estimates import Estimate, Purchase, TeacherEstimate
-from replay_pipeline.replay.buy.policy import RECOMMENDED_GATES, Policy, parse_gates
-from replay_pipeline.replay.dialects.endpoints import TeacherCheck, check_teachers
+from replay_pipeline.replay.buy.estimates import Estimate
+from replay_pipeline.replay.buy.policy import parse_gates
+from replay_pipeline.replay.dialects.endpoints import check_teachers
 from replay_pipeline.replay.money.database import exists as has_ledger
 from replay_pipeline.replay.money.status import (
-    LedgerStatus,
-    LostCallReport,
     counted_usd,
     ledger_status,
     lost_calls,
     spent_since,
 )
-from replay_pipeline.types import RetryPolicy
 
 __all__ = [
     "NOT_ASKED",
-    "RECOMMENDED_GATES",
-    "Asking",
     "AskingOptions",
-    "ControlReport",
     "Estimate",
-    "LedgerStatus",
-    "LostCallReport",
-    "Policy",
-    "Purchase",
-    "RetryPolicy",
-    "TeacherCheck",
-    "TeacherEstimate",
     "check_teachers",
     "control",
     "counted_usd",

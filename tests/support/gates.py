@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from replay_pipeline.replay import Policy, parse_gates
+from replay_pipeline.replay import parse_gates
 from replay_pipeline.replay.buy.buying import Buyer, Market
 from replay_pipeline.replay.buy.places import place_of
-from replay_pipeline.replay.buy.policy import Poll
+from replay_pipeline.replay.buy.policy import Policy, Poll
 from replay_pipeline.types import TeacherAction, TeacherSpec, TraceState
 
 _Answers = Mapping[tuple[int, int], TeacherAction]

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from replay_pipeline.replay import RECOMMENDED_GATES, parse_gates
+from replay_pipeline.replay import parse_gates
+from replay_pipeline.settings import ReplaySettings
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TeacherSpec, TraceState
 from tests.support.gates import bought as buy
 from tests.support.gates import numbered
@@ -231,7 +232,11 @@ def bought(world: Simulation, usd: float) -> list[TeacherAction]:
     """Give the answers that `usd` buys as shipped, at the world's prices and without a server."""
     answers = numbered(world.states, world.teachers, world.rows())
     chosen = buy(
-        world.states, world.teachers, answers, parse_gates(RECOMMENDED_GATES), max_total_usd=usd
+        world.states,
+        world.teachers,
+        answers,
+        parse_gates(ReplaySettings().gates),
+        max_total_usd=usd,
     )
     assert sum(answers[key].cost_usd for key in chosen) < usd + 1e-9
     return [answers[key] for key in chosen]

@@ -2,24 +2,17 @@
 
 import logging
 import math
-import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypedDict, Unpack
 
-from pydantic import SecretStr
-
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay.ask.looks import LOOKS_SHARE, MAX_LOOKS, AnswerLooks, Looks
 from replay_pipeline.replay.buy.policy import Policy, parse_gates
-from replay_pipeline.replay.dialects import (
-    DEFAULT_MAX_COMPLETION_TOKENS,
-    RequestOptions,
-)
-from replay_pipeline.replay.dialects.endpoints import fetch_prices
-from replay_pipeline.replay.dialects.prices import Price, floor_nano
+from replay_pipeline.replay.dialects.base import DEFAULT_MAX_COMPLETION_TOKENS, RequestOptions
+from replay_pipeline.replay.dialects.prices import floor_nano
 from replay_pipeline.storage.store import Place
 from replay_pipeline.types import MIN_P_BETTER, AgreementLevel, RetryPolicy, TeacherSpec
 
@@ -141,24 +134,6 @@ class Asking:
                 )
             limits[name] = None if limit_usd is None else floor_nano(limit_usd)
         return limits
-
-    async def fetch_prices(
-        self,
-        teachers: Sequence[TeacherSpec],
-        *,
-        keys: Mapping[str, SecretStr | None],
-        stop: threading.Event | None = None,
-        is_estimate: bool = False,
-    ) -> dict[str, Price]:
-        """Find the price of each teacher by name. Raises the errors of `endpoints.fetch_prices`."""
-        return await fetch_prices(
-            teachers,
-            keys=keys,
-            folder=self.price_folder,
-            settle_s=self.retry.settle_s,
-            stop=stop,
-            takes_any_age=is_estimate,
-        )
 
     def request_options(self) -> RequestOptions:
         """Return the options that change what is sent."""

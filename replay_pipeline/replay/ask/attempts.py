@@ -11,14 +11,15 @@ import random
 import re
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from anyio import CapacityLimiter
 from pydantic import SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
@@ -32,9 +33,7 @@ from replay_pipeline.replay.ask.outcomes import (
     unexpected,
 )
 from replay_pipeline.replay.buy.lanes import LaneQuestion
-from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.dialects.client import Client, Reply
-from replay_pipeline.replay.dialects.open_router import KEPT_S
 from replay_pipeline.replay.dialects.prices import Price, usd
 from replay_pipeline.replay.dialects.replies import (
     MALFORMED,
@@ -44,6 +43,7 @@ from replay_pipeline.replay.dialects.replies import (
     Failure,
 )
 from replay_pipeline.replay.dialects.requests import with_recorded_names
+from replay_pipeline.replay.dialects.servers import KEPT_S, dialect_of
 from replay_pipeline.replay.dialects.sizes import Learned
 from replay_pipeline.replay.money.bills import BookedCost, judged, replayed_bound, token_problem
 from replay_pipeline.replay.money.calls import (
@@ -68,78 +68,57 @@ _DECREASE = 0.7
 """Fraction of the slots that stays when an endpoint asks for less."""
 _COOLDOWN_S = 1.0
 """Seconds between two cuts."""
+_POLL_S = 0.1
 
 
 class Slots:
     """The number of calls in flight. It shrinks when an endpoint asks for less, and grows back.
 
     Additive increase, multiplicative decrease: a round of successes adds one slot, and a request to
-    slow down removes a third, at most once per cooldown. Nothing is sent during a pause.
-
-    Args:
-        size: the most calls in flight.
-        n_first: the most calls in flight until `open` is called.
+    slow down removes a third, at most once per cooldown. Nothing is sent during a pause. Until
+    `open` is called, at most `n_first` are in flight.
     """
 
     def __init__(self, size: int, *, n_first: int | None = None) -> None:
         self.size = size
         self.limit = float(size if n_first is None else min(size, n_first))
-        self._is_open = n_first is None
-        self.n_in_use = 0
         self.n_cuts = 0
-        self._last_cut = float("-inf")
-        self._paused_until = float("-inf")
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_open = n_first is None
+        self._limiter = CapacityLimiter(int(self.limit))
+        self._last_cut = self._paused_until = float("-inf")
+
+    @property
+    def n_in_use(self) -> int:
+        """Return how many slots are held."""
+        return self._limiter.borrowed_tokens
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
         """Wait for a slot, first come first served, and hold it."""
-        await self.acquire()
-        try:
+        async with self._limiter:
+            while (pause_s := self._paused_until - time.perf_counter()) > 0:  # noqa: ASYNC110 (a stop ends it)
+                await asyncio.sleep(min(pause_s, _POLL_S))
             yield
-        finally:
-            self.release()
 
-    async def acquire(self) -> None:
-        """Wait for a slot.
-
-        Raises:
-            CancelledError: the caller was canceled while it waited.
-        """
-        if self._waiting or not self._has_room():
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            self._wake_later()
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self.release()
-                raise
-        else:
-            self.n_in_use += 1
-
-    def release(self) -> None:
-        """Release a slot."""
-        self.n_in_use -= 1
-        self._wake()
+    def _allow(self, limit: float) -> None:
+        self.limit = limit
+        self._limiter.total_tokens = int(limit)
 
     def open(self) -> None:
         """Allow as many calls as there are slots. A second call has no effect."""
         if not self._is_open:
             self._is_open = True
-            self.limit = float(self.size)
-            self._wake()
+            self._allow(self.size)
 
     def narrow(self, n_first: int) -> None:
         """Allow fewer calls, but at least one, until `open` is called."""
         if not self._is_open:
-            self.limit = float(max(1, min(self.size, n_first)))
+            self._allow(max(1, min(self.size, n_first)))
 
     def succeeded(self) -> None:
         """Add a fraction of a slot after a successful call."""
         if self._is_open:
-            self.limit = min(self.size, self.limit + 1 / self.limit)
+            self._allow(min(self.size, self.limit + 1 / self.limit))
 
     def slow_down(self, pause_s: float | None) -> None:
         """Remove slots and pause, because the endpoint asks for it."""
@@ -148,30 +127,12 @@ class Slots:
             self._paused_until = max(self._paused_until, now + pause_s)
         if now - self._last_cut >= _COOLDOWN_S:
             self._last_cut = now
-            self.limit = max(1.0, self.limit * _DECREASE)
+            self._allow(max(1.0, self.limit * _DECREASE))
             self.n_cuts += 1
 
     def resume(self) -> None:
         """End a pause, so that waiting calls see that the run was stopped."""
         self._paused_until = float("-inf")
-        self._wake()
-
-    def _has_room(self) -> bool:
-        return self.n_in_use < int(self.limit) and time.perf_counter() >= self._paused_until
-
-    def _wake(self) -> None:
-        while self._waiting and self._has_room():
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                self.n_in_use += 1
-                waiter.set_result(None)
-        self._wake_later()
-
-    def _wake_later(self) -> None:
-        """After a pause nobody may be in flight whose end would wake the others."""
-        pause = self._paused_until - time.perf_counter()
-        if self._waiting and pause > 0:
-            asyncio.get_running_loop().call_later(pause + 0.001, self._wake)
 
 
 _N_FIRST = 3
@@ -190,12 +151,8 @@ def is_model(teacher: TeacherSpec, answered: str | None, *, also: str | None = N
     """Return whether an answer comes from the requested model, by its name.
 
     Endpoints add a date, a size, or a folder to the name, and may reorder its words
-    (`claude-sonnet-4.5` answers as `anthropic/claude-4.5-sonnet-20250929`).
-
-    Args:
-        teacher: the teacher that was asked.
-        answered: the model's name in the answer, or None.
-        also: another name of the model.
+    (`claude-sonnet-4.5` answers as `anthropic/claude-4.5-sonnet-20250929`). `also` is another name
+    of the model.
     """
     asked = teacher.answers_as or teacher.model
     if not answered or asked == _ANY or _CHOSEN_FOR_YOU.match(asked):
@@ -364,7 +321,7 @@ class Dispatcher:
         while (left := until - loop.time()) > 0:
             if self.stop.is_set():
                 return
-            await asyncio.sleep(min(left, 0.1))
+            await asyncio.sleep(min(left, _POLL_S))
 
 
 def _goes_on(until: datetime, why: str) -> str:
@@ -380,15 +337,7 @@ class _FreeFailure(Exception):  # noqa: N818 (a signal to tenacity, never seen o
 
 
 class Attempts:
-    """One reservation and the attempts made under it.
-
-    Args:
-        dispatcher: the sender of all calls.
-        task: the question.
-        body: the request body.
-        new: the call to reserve money for.
-        bound_nano: the most that it can cost by the price list.
-    """
+    """One reservation and the attempts made under it. `bound_nano` is the most that one can cost by the price list."""
 
     def __init__(
         self, dispatcher: Dispatcher, task: LaneQuestion, body: bytes, new: NewCall, bound_nano: int
@@ -416,30 +365,15 @@ class Attempts:
         """
         if not await self._reserve():
             return
-        try:
-            await self._attempt()
-        except _FreeFailure as error:
-            await self._try_again(error)
-
-    async def _try_again(self, first: _FreeFailure) -> None:
-        """Retry after a first attempt that surely cost nothing, which most calls never need."""
-        policy = self.dispatcher.retry
-        failure: _FreeFailure | None = first
-        try:
-            async for attempt in AsyncRetrying(
-                stop=stop_after_attempt(policy.max_attempts),
-                retry=retry_if_exception_type(_FreeFailure),
-                wait=self._wait_s,
-                sleep=self.dispatcher.wait,
-                reraise=True,
-            ):
-                with attempt:
-                    if failure is not None:
-                        failure, again = None, failure
-                        raise again
-                    await self._attempt()
-        except _FreeFailure:
-            return
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self.dispatcher.retry.max_attempts),
+            retry=retry_if_exception_type(_FreeFailure),
+            wait=self._wait_s,
+            sleep=self.dispatcher.wait,
+            reraise=True,
+        )
+        with suppress(_FreeFailure):
+            await retrying(self._attempt)
 
     def _wait_s(self, retry_state: RetryCallState) -> float:
         policy = self.dispatcher.retry

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
 import xxhash
@@ -34,11 +35,11 @@ from replay_pipeline.replay.ask.outcomes import (
     unexpected,
 )
 from replay_pipeline.replay.buy.buying import Buyer, Choice, Market, market_of
-from replay_pipeline.replay.buy.estimates import Estimate, Plan, plan_of, what_is_left
+from replay_pipeline.replay.buy.estimates import Estimate, Plan, what_is_left
 from replay_pipeline.replay.buy.lanes import LaneQuestion, Lanes, lanes_of, tasks_of
 from replay_pipeline.replay.buy.places import Place, asked_by, coverage
 from replay_pipeline.replay.dialects.client import Client
-from replay_pipeline.replay.dialects.endpoints import teacher_keys
+from replay_pipeline.replay.dialects.endpoints import fetch_prices, teacher_keys
 from replay_pipeline.replay.dialects.prices import Price, usd
 from replay_pipeline.replay.dialects.replies import LASTING_CODES, OTHER_MODEL, Failure
 from replay_pipeline.replay.dialects.requests import RequestBuilder
@@ -71,11 +72,9 @@ _MAX_SENT_AGAIN = 2
 class Rounds:
     """The rounds of one run.
 
-    Args:
-        replay: the run.
-        is_chosen: an answer from the ledger counts only when its question is chosen. So a run that
-            was stopped and continued makes the same choices as one that wasn't. Otherwise the lanes
-            leave out what is known.
+    If `is_chosen`, an answer from the ledger counts only when its question is chosen. So a run that
+    was stopped and continued makes the same choices as one that wasn't. Otherwise the lanes leave out
+    what is known.
     """
 
     def __init__(self, replay: "Replay", *, is_chosen: bool) -> None:
@@ -194,16 +193,9 @@ class Rounds:
 
 
 class Replay:
-    """One run. On a stop, it sends no more and waits for paid calls.
+    """One run, under a ceiling. When any thread sets `stop`, it sends no more and waits for paid calls.
 
-    Args:
-        states: decision points, in order.
-        teachers: models to ask.
-        limit_nano: ceiling in nano-dollars.
-        ledger: path or database URL.
-        asking: how to ask.
-        on_progress: called with the progress from the loop that asks.
-        stop: set it from any thread to end the sending.
+    `on_progress` is called from the loop that asks.
     """
 
     ledger: Ledger
@@ -273,8 +265,12 @@ class Replay:
             is_all &= not _forget_outgrown(self.found, lanes)
             if self.limit_nano and not is_all:
                 self.keys = teacher_keys(self.teachers)
-                self.prices = await self.asking.fetch_prices(
-                    self.teachers, keys=self.keys, stop=self.stop
+                self.prices = await fetch_prices(
+                    self.teachers,
+                    keys=self.keys,
+                    folder=self.asking.price_folder,
+                    settle_s=self.asking.retry.settle_s,
+                    stop=self.stop,
                 )
             async with Client(
                 max_connections=self.asking.max_concurrency,
@@ -315,7 +311,8 @@ class Replay:
         open_lanes = lanes if is_chosen else self.take_known(lanes)
         expected, is_short = None, False
         if self.prices:
-            expected = what_is_left(self._plan(lanes, self._in_ledger, self.learned))
+            known = partial(known_row, entries=self.found)
+            expected = what_is_left(self._plan(lanes, known, self.learned))
             spent = usd(sum(each.cost_nano for each in self.found.decided.values()))
             is_short = spent + expected.expected_usd > usd(self.limit_nano)
         if not self.limit_nano:
@@ -344,13 +341,11 @@ class Replay:
         known: Callable[[LaneQuestion], Callable[[], TeacherAction] | None],
         learned: Mapping[str, Learned],
     ) -> Plan:
-        return plan_of(
-            self.states, self.teachers, lanes, self.places, policy=self.policy,
-            prices=self.prices, known=known, learned=learned, max_looks=self.looks.n_most, looks_share=self.looks.share,
+        return Plan(
+            states=self.states, teachers=self.teachers, lanes=lanes, places=self.places,
+            policy=self.policy, prices=self.prices, find=known, learned=learned,
+            max_looks=self.looks.n_most, looks_share=self.looks.share,
         )  # fmt: skip
-
-    def _in_ledger(self, task: LaneQuestion) -> Callable[[], TeacherAction] | None:
-        return known_row(task, self.found)
 
     def _in_hand(self, task: LaneQuestion) -> Callable[[], TeacherAction] | None:
         row = self.decided.get(task.index)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.replay.buy.lanes import LEAST_LOOKS_USD, LaneQuestion, looked_at
-from replay_pipeline.replay.dialects import RequestOptions
+from replay_pipeline.replay.dialects.base import RequestOptions
 from replay_pipeline.replay.dialects.requests import RequestBuilder
 from replay_pipeline.replay.money.calls import LedgerEntries, decode_row
 from replay_pipeline.replay.money.ledger import Ledger
@@ -60,13 +60,7 @@ class Looks:
         return self.most if self.answer is not None else 0
 
     def follow(self, step: LaneQuestion, row: TeacherAction, state: TraceState) -> None:
-        """Set what follows a step from its answer: the next one, why there is none, or nothing.
-
-        Args:
-            step: the question that was asked.
-            row: its row.
-            state: its state, with the looks before.
-        """
+        """Set what follows a step from its row: the next one, why there is none, or nothing."""
         action = row.action
         if self.answer is None or step.then or step.ended_by or row.error_code or action is None:
             return
@@ -123,11 +117,7 @@ class Looks:
 
         Whoever was asked on once comes first, then who has most other teachers to agree with, then the shortest
         prompts, which make the most votes of a dollar. Nobody else begins while two more steps of it may not be paid
-        for, or else one.
-
-        Args:
-            waiting: steps that only looked, whose next step is known, each with its row.
-            rows: all rows so far.
+        for, or else one. `waiting` are steps that only looked, whose next step is known, each with its row.
         """
         acted = Counter(row.state_id for row in rows if row.action and row.error_code is None)
         left_usd, usd_per_token = self._left(rows)

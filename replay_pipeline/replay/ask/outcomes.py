@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from replay_pipeline.errors import TeacherAuthError
 from replay_pipeline.replay.buy.lanes import LaneQuestion
-from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.dialects.prices import usd
 from replay_pipeline.replay.dialects.replies import Answer, Failure
+from replay_pipeline.replay.dialects.servers import dialect_of
 from replay_pipeline.replay.money.calls import LostCall
 from replay_pipeline.types import (
     ONLY_LOOKED,
@@ -154,10 +154,10 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
     answered = [row for row in report.actions if row.error_code is None]
     looked = [row for row in report.actions if row.error_code in ONLY_LOOKED]
     failed = [row for row in report.actions if row.error_code not in (None, *ONLY_LOOKED)]
+    told = {each.name: getattr(report, each.name) for each in fields(report)}
+    del told["actions"], told["n_open"]
     return {
-        "n_states": report.n_states,
-        "n_sent": report.n_sent,
-        "n_cached": report.n_cached,
+        **told,
         "n_answers": len(answered),
         "n_failed": len(failed),
         "n_only_looked": len(looked),
@@ -165,25 +165,9 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "errors": dict(Counter(row.error_code for row in failed)),
         "only_looked": dict(Counter(row.error_code for row in looked)),
         "failed_usd": round(sum(row.cost_usd for row in failed) + report.unknown_usd, 9),
-        "spent_usd": report.spent_usd,
-        "newly_spent_usd": report.newly_spent_usd,
-        "unknown_usd": report.unknown_usd,
-        "stopped_teachers": report.stopped_teachers,
-        "held_until": report.held_until,
-        "n_disputed": report.n_disputed,
-        "answered_by_others": report.answered_by_others,
-        "max_total_usd": report.max_total_usd,
-        "forecast_usd": report.forecast_usd,
-        "left": report.left,
-        "doubted_teacher": report.doubted_teacher,
-        "stop_reason": report.stop_reason,
         "is_complete": report.stop_reason in ("completed", "mostly_failed")
         and not report.n_open
         and not report.skipped.get("teacher_stopped"),
-        "skipped": report.skipped,
-        "coverage": report.coverage,
-        "asked_by": report.asked_by,
-        "cost_by_teacher_usd": report.cost_by_teacher_usd,
         "latency_s": sorted(round(row.latency_s, 3) for row in answered),
         "tokens": {
             name: sum(getattr(row, f"n_{name}_tokens") or 0 for row in answered)

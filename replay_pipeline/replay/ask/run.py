@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,11 +16,11 @@ from replay_pipeline.replay.ask.asking import (
 )
 from replay_pipeline.replay.ask.engine import Replay
 from replay_pipeline.replay.ask.looks import known_row
-from replay_pipeline.replay.buy.estimates import Estimate, plan_of, what_is_left
+from replay_pipeline.replay.buy.estimates import Estimate, Plan, what_is_left
 from replay_pipeline.replay.buy.lanes import lanes_of
 from replay_pipeline.replay.buy.places import Place
 from replay_pipeline.replay.dialects.client import run_apart
-from replay_pipeline.replay.dialects.endpoints import teacher_keys
+from replay_pipeline.replay.dialects.endpoints import fetch_prices, teacher_keys
 from replay_pipeline.replay.dialects.requests import RequestBuilder
 from replay_pipeline.replay.dialects.sizes import Learned
 from replay_pipeline.replay.money.calls import LedgerEntries
@@ -238,30 +239,32 @@ def estimate(
     asking = Asking.of(**options)
     checked_ceiling(teachers, max_total_usd or 0.0, asking)
     keys = teacher_keys(teachers, is_required=False)
-    prices = run_apart(asking.fetch_prices(teachers, keys=keys, is_estimate=True))
+    prices = run_apart(
+        fetch_prices(teachers, keys=keys, folder=asking.price_folder, takes_any_age=True)
+    )
     states = indexed(states)
     places: list[Place] = []
     lanes = lanes_of(states, teachers, asking.request_options(), places)
-    entries = LedgerEntries()
+    entries, looks = LedgerEntries(), asking.asking_on()
     learned: dict[str, Learned] = {}
     if ledger is not None and exists(ledger):
         with Ledger(ledger) as opened:
             tasks = [task for _, lane in lanes for task in lane]
-            entries, _ = asking.asking_on().look_up(opened, tasks)
-            asking.asking_on().end_known(tasks, entries)
+            entries, _ = looks.look_up(opened, tasks)
+            looks.end_known(tasks, entries)
             learned = opened.do(lambda database: read_learned(database, teachers)).result()
 
     builder = RequestBuilder(asking.request_options())
-    plan = plan_of(
-        states,
-        teachers,
-        lanes,
-        places,
+    plan = Plan(
+        states=states,
+        teachers=teachers,
+        lanes=lanes,
+        places=places,
         policy=asking.policy().among(len({teacher.vendor for teacher in teachers})),
         prices=prices,
-        known=lambda task: known_row(task, entries),
+        find=partial(known_row, entries=entries),
         learned=learned,
-        max_looks=asking.asking_on().n_most,
+        max_looks=looks.n_most,
         looks_share=asking.looks_share,
         adaptations={t.name: builder.adaptations(t, prices[t.name]) for t in teachers},
     )

@@ -125,10 +125,7 @@ def market_of(
 class Buyer:
     """The buyer chooses the questions of each round, and learns from their answers.
 
-    Args:
-        market: states, teachers and costs.
-        policy: the rules for buying. With none, every teacher is asked at every state, in spread
-            order.
+    Without a gate, every teacher is asked at every state, in spread order.
     """
 
     def __init__(self, market: Market, policy: Policy) -> None:

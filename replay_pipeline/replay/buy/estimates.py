@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from replay_pipeline.judge.belief import kind_of
 from replay_pipeline.judge.precision import Calibration
 from replay_pipeline.judge.rule import Decision, rule, standing_of_pattern
 from replay_pipeline.judge.strengths import SAME, Reliability, Scores, action_groups
-from replay_pipeline.replay.buy.buying import Buyer, Market, market_of
+from replay_pipeline.replay.buy.buying import Buyer, market_of
 from replay_pipeline.replay.buy.lanes import LEAST_LOOKS_USD, LaneQuestion, Lanes, tasks_of
 from replay_pipeline.replay.buy.places import Place
 from replay_pipeline.replay.buy.policy import Policy, copies_agent
@@ -151,70 +151,39 @@ class Estimate:
 
 @dataclass(kw_only=True)
 class Plan:
-    """The questions of a replay, with all that is known about them.
-
-    `known` has the rows that are in the ledger, by the indexes of state and teacher. Others are
-    left to ask.
-    """
+    """The questions of a replay, with all that is known about them."""
 
     states: Sequence[TraceState]
     teachers: Sequence[TeacherSpec]
-    tasks: Mapping[tuple[int, int], LaneQuestion]
-    market: Market
+    lanes: InitVar[Lanes]
+    places: Sequence[Place]
     policy: Policy
     prices: Mapping[str, Price]
-    known: Mapping[tuple[int, int], Callable[[], TeacherAction]]
-    learned: Mapping[str, Learned] = field(default_factory=dict)
+    find: InitVar[Callable[[LaneQuestion], Callable[[], TeacherAction] | None]]
+    """Finds the row of a question that isn't left to ask."""
+    learned: Mapping[str, Learned]
     adaptations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     max_looks: int = 0
     """How often a teacher may look before it acts; each look is a call of its own."""
     looks_share: float = 0.0
     """What follows looks costs at most so much of what first steps cost."""
 
-
-def plan_of(
-    states: Sequence[TraceState],
-    teachers: Sequence[TeacherSpec],
-    lanes: Lanes,
-    places: Sequence[Place],
-    *,
-    policy: Policy,
-    prices: Mapping[str, Price],
-    known: Callable[[LaneQuestion], Callable[[], TeacherAction] | None],
-    learned: Mapping[str, Learned],
-    adaptations: Mapping[str, tuple[str, ...]] | None = None,
-    max_looks: int = 0,
-    looks_share: float = 0.0,
-) -> Plan:
-    """Return the plan of these lanes. `known` finds the row of a question that isn't left to ask."""
-    tasks = tasks_of(teachers, lanes)
-    rows = {key: found for key, task in tasks.items() if (found := known(task))}
-    market = market_of(
-        tasks, places, teachers, prices, lambda state: policy.poll(states[state]), max_looks
-    )
-    return Plan(
-        states=states,
-        teachers=teachers,
-        tasks=tasks,
-        market=market,
-        policy=policy,
-        prices=prices,
-        known=rows,
-        learned=learned,
-        adaptations=adaptations or {},
-        max_looks=max_looks,
-        looks_share=looks_share,
-    )
+    def __post_init__(
+        self, lanes: Lanes, find: Callable[[LaneQuestion], Callable[[], TeacherAction] | None]
+    ) -> None:
+        self.tasks = tasks_of(self.teachers, lanes)
+        self.known = {key: row for key, task in self.tasks.items() if (row := find(task))}
+        self.market = market_of(
+            self.tasks, self.places, self.teachers, self.prices,
+            lambda state: self.policy.poll(self.states[state]), self.max_looks,
+        )  # fmt: skip
 
 
 def what_is_left(plan: Plan, *, ceiling_usd: float | None = None) -> Estimate:
     """Return what is left of a replay: calls, dollars, pairs, and positives.
 
-    Every figure of what is left, in each command, comes from here.
-
-    Args:
-        plan: the questions and what is known.
-        ceiling_usd: also return what so much money buys.
+    Every figure of what is left, in each command, comes from here. With `ceiling_usd`, the estimate
+    says what so much money buys, too.
     """
     chance = np.random.default_rng(0)
     buyer = Buyer(plan.market, plan.policy)
@@ -270,15 +239,9 @@ def _covered(
     ceiling_usd: float,
     n_left: int,
 ) -> Purchase:
-    """Return what a ceiling pays for.
+    """Return what a ceiling pays for, with what states cost by draw (`by_state`) in their order.
 
-    Args:
-        order: states in the order in which they are begun, and later ended.
-        by_state: what each costs, by draw.
-        begun_by: what of it is paid before any state is ended.
-        votes: who says what.
-        ceiling_usd: the money.
-        n_left: states at which something is left to ask.
+    `begun_by` is what of it is paid before any state is ended; at `n_left` states something is left to ask.
     """
     places = np.array(order, dtype=int)
     first, rest = begun_by[places], (by_state - begun_by)[places]
@@ -363,12 +326,7 @@ def _context(teacher: int, at: _Standing) -> _Context:
 
 
 class _Answered:
-    """The answers that are known, read once: who agreed with whom, and how likely it is right.
-
-    Args:
-        plan: the questions.
-        order: numbers of the teachers, in the order in which they are asked.
-    """
+    """The answers that are known, read once: who agreed with whom, and how likely it is right."""
 
     def __init__(self, plan: Plan, order: Sequence[int]) -> None:
         self.plan = plan
@@ -639,16 +597,21 @@ def _lanes(
     plan: Plan, votes: _Votes, teachers: Sequence[int], chance: np.random.Generator
 ) -> list[_Lane]:
     """Play the lanes of all teachers, and again with a larger share for looks if the run is small."""
-    lanes = [_lane_usd(plan, number, votes.asked[number], chance) for number in teachers]
+
+    def played(share: float) -> list[_Lane]:
+        return [_lane_usd(plan, number, votes.asked[number], chance, share) for number in teachers]
+
+    lanes = played(plan.looks_share)
     total_usd = sum(float(lane.usd_S_D.sum(axis=0).mean()) for lane in lanes)
     first_usd = total_usd / (1 + plan.looks_share)  # or more
     if 0 < plan.looks_share * first_usd < LEAST_LOOKS_USD:
-        plan = replace(plan, looks_share=LEAST_LOOKS_USD / first_usd)
-        lanes = [_lane_usd(plan, number, votes.asked[number], chance) for number in teachers]
+        return played(LEAST_LOOKS_USD / first_usd)
     return lanes
 
 
-def _lane_usd(plan: Plan, number: int, asked: Array, chance: np.random.Generator) -> _Lane:
+def _lane_usd(
+    plan: Plan, number: int, asked: Array, chance: np.random.Generator, looks_share: float
+) -> _Lane:
     """Play the lanes of a teacher: what each of its calls costs, by state and draw."""
     teacher = plan.teachers[number]
     price, learned = plan.prices[teacher.name], plan.learned.get(teacher.name, Learned())
@@ -688,9 +651,9 @@ def _lane_usd(plan: Plan, number: int, asked: Array, chance: np.random.Generator
             longer = n_tokens + learned.look_tokens
             look = (longer - again) * written + again * price.cache_read + fixed
             asked_on = np.where(
-                looks * look <= plan.looks_share * first,
+                looks * look <= looks_share * first,
                 looks,
-                plan.looks_share * first / np.maximum(look, 1e-9),
+                looks_share * first / np.maximum(look, 1e-9),
             )
             usd_S_D[state] = (first + asked_on * look) * made / (1000 * NANO)
             n_calls += made.mean()
@@ -760,8 +723,7 @@ def _advice(model: Reliability) -> list[str]:
 def advice(gain: float) -> str:
     """Return what to buy, as the tables of `recipes/what_a_dollar_buys` have it.
 
-    Args:
-        gain: how much more often the best teacher is right than the model to train.
+    `gain` is how much more often the best teacher is right than the model to train.
     """
     if gain > SAME:
         return (

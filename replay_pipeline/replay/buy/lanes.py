@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replay_pipeline.replay.buy.places import Place, place_of
-from replay_pipeline.replay.dialects import RequestOptions
+from replay_pipeline.replay.dialects.base import RequestOptions
 from replay_pipeline.replay.dialects.prices import Price
 from replay_pipeline.replay.dialects.requests import Prefix, Question, RequestBuilder
 from replay_pipeline.replay.dialects.sizes import MIN_CACHED_TOKENS, Learned

@@ -30,9 +30,6 @@ from replay_pipeline.types import (
 
 logger = logging.getLogger(__name__)
 
-RECOMMENDED_GATES = ("wide_first:0.1",)
-"""They lose no pair where the money lasts, save most of it, and lose no state where it doesn't."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateDecision:
@@ -83,14 +80,9 @@ class Poll:
         votes = self.votes if self.has_vote(family) else self.own
         votes.append(Vote(family, answer, action))
 
-    @property
-    def family(self) -> str | None:
-        """Return the student's family."""
-        return family_of_model(self.state.get("student_model"))
-
     def has_vote(self, family: str) -> bool:
         """Return whether teachers of a family vote here. By default, the agent's own family does not."""
-        return self.count_own_family or family != self.family
+        return self.count_own_family or family != family_of_model(self.state.get("student_model"))
 
     def agrees_with_student(self, action: Action) -> bool:
         """Return whether `action` agrees with the agent's action."""
@@ -109,7 +101,8 @@ class Poll:
     @property
     def is_confirmed_once(self) -> bool:
         """Return whether one family took the agent's action, and nobody another one."""
-        return len({vote.family for vote in self.votes}) == 1 and not self.own and self._agree()
+        is_alone = len({vote.family for vote in self.votes}) == 1 and not self.own
+        return is_alone and all(self.agrees_with_student(vote.action) for vote in self.votes)
 
     @property
     def is_outvoted(self) -> bool:
@@ -125,9 +118,6 @@ class Poll:
     def is_taken(self) -> bool:
         """Return whether the first vote is for the agent's action."""
         return bool(self.votes) and self.agrees_with_student(self.votes[0].action)
-
-    def _agree(self) -> bool:
-        return all(self.agrees_with_student(vote.action) for vote in self.votes)
 
     def makes_pair(self) -> bool:
         """Return whether enough teachers agree on an action that the agent did not take."""
@@ -162,8 +152,6 @@ class Poll:
 class Policy:
     """The rules by which one run buys answers."""
 
-    names: tuple[str, ...] = ()
-    """The gates as written in the settings."""
     level: AgreementLevel = "effect"
     threshold: int = 2
     count_own_family: bool = False
@@ -243,7 +231,6 @@ def parse_gates(
     Raises:
         ConfigError: a name is unknown, or its share is no number from 0 to 1.
     """
-    names = tuple(names)
     stops_in_vain, is_wide, explored = None, False, 0.0
     for name in names:
         kind, colon, share = name.partition(":")
@@ -254,7 +241,6 @@ def parse_gates(
         stops_in_vain, is_wide = name, kind == "wide_first"
         explored = _share(name, share) if colon else 0.0
     return Policy(
-        names=names,
         level=level,
         threshold=threshold,
         count_own_family=count_own_family,
@@ -268,7 +254,9 @@ def parse_gates(
 def _read_student(state: TraceState, tools: ToolList | None) -> Action:
     """Read the recorded action; one that can't be read is an empty one, which is no valid vote."""
     try:
-        action = _message(state["student_action"])
+        action: Message | str = state["student_action"]
+        if isinstance(action, str):
+            action = {"role": "assistant", "content": action}
         return canonical_action(action, cwd=state.get("cwd"), tools=tools)
     except Exception:
         logger.exception("the recorded action of %s", state["state_id"])
@@ -289,7 +277,3 @@ def _share(name: str, number: str) -> float:
     if not 0 <= value <= 1:
         raise ConfigError(f"gate {name!r}: {number} is not a number from 0 to 1")
     return value
-
-
-def _message(action: Message | str) -> Message:
-    return {"role": "assistant", "content": action} if isinstance(action, str) else action

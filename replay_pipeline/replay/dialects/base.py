@@ -77,7 +77,8 @@ class Dialect:
         """Return the fields that this endpoint accepts, and the reason for each change."""
         params, notes = dict(ask.params), []
         limit = params.pop("max_completion_tokens")
-        params[self.limit_name(ask)] = min(limit, self._most_completion_tokens(ask) or limit)
+        most = ask.price.max_completion_tokens if ask.price else None
+        params[self.limit_name(ask)] = min(limit, most or limit)
         supported = self.supported(ask)
         for name in [name for name in params if supported is not None and name not in supported]:
             if name not in LIMITS:
@@ -111,9 +112,6 @@ class Dialect:
     def authorization(self, key: SecretStr | None) -> dict[str, str]:
         """Return the header that carries the key."""
         return {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
-
-    def _most_completion_tokens(self, ask: Ask) -> int | None:
-        return ask.price.max_completion_tokens if ask.price else None
 
 
 def marked(prompt: Prompt, n_asked: int) -> list[Message]:

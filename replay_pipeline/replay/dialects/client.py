@@ -36,7 +36,7 @@ from replay_pipeline.errors import (
     TeacherResponseError,
     TeacherTimeoutError,
 )
-from replay_pipeline.replay.dialects import Dialect
+from replay_pipeline.replay.dialects.base import Dialect
 from replay_pipeline.replay.dialects.prices import nano
 from replay_pipeline.replay.dialects.replies import Answer, Failure, generation_of, read_reply
 from replay_pipeline.storage.processes import environment
@@ -100,10 +100,7 @@ class Reply:
 class Client:
     """Connections to endpoints, shared by all teachers of a run.
 
-    Args:
-        max_connections: the most calls at once.
-        stop: after it is set, calls in flight have `settle_s` to end. Then they are given up.
-        settle_s: seconds that calls in flight have after `stop` is set.
+    After `stop` is set, calls in flight have `settle_s` seconds to end. Then they are given up.
     """
 
     def __init__(

@@ -16,9 +16,9 @@ from replay_pipeline.errors import (
     TeacherError,
     UntrustedError,
 )
-from replay_pipeline.replay.dialects import dialect_of
 from replay_pipeline.replay.dialects.client import Client, run_apart
 from replay_pipeline.replay.dialects.prices import Price, PriceBook, listed_name
+from replay_pipeline.replay.dialects.servers import dialect_of
 from replay_pipeline.settings import DEFAULT_TEACHERS, teacher_key
 from replay_pipeline.storage.store import Place
 from replay_pipeline.types import TeacherSpec

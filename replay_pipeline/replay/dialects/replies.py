@@ -210,11 +210,7 @@ def read_reply(
 ) -> Answer | Failure:
     """Read the reply to one call, in any shape. Never raises.
 
-    Args:
-        status: the HTTP status.
-        headers: the reply's headers.
-        body: its body.
-        request: the body of the request. Calls in the text are read if it offered tools.
+    Calls in the text are read if `request`, the body that was sent, offered tools.
     """
     try:
         return _read(status, headers, body, request)

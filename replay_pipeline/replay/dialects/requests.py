@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from replay_pipeline.replay.dialects import Ask, Prompt, RequestOptions, dialect_of
+from replay_pipeline.replay.dialects.base import Ask, Prompt, RequestOptions
 from replay_pipeline.replay.dialects.prices import Price
+from replay_pipeline.replay.dialects.servers import dialect_of
 from replay_pipeline.replay.dialects.sizes import Size
 from replay_pipeline.replay.dialects.wellformed import (
     cleaned,
@@ -103,12 +104,8 @@ class RequestBuilder:
     ) -> bytes:
         """Return the request for `state` in the dialect of `teacher`.
 
-        Args:
-            state: the state at which the teacher is asked.
-            teacher: the teacher to ask.
-            price: the facts about its endpoint, which decide the fields to send.
-            n_asked: number of leading messages that were sent before. The cache mark goes after
-                them.
+        The facts of `price` decide the fields to send. A cache mark goes after the first `n_asked`
+        messages, which were sent before.
         """
         prompt = self.prompt(state)
         ask = self._ask(teacher, price, state, n_asked)

@@ -9,7 +9,7 @@ counts, and the row is flagged.
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,8 @@ def read_usage(reply: Mapping[str, Any], headers: Mapping[str, str]) -> Usage:
         upstream = as_number(_at(usage, "cost_details.upstream_inference_cost"))
         # The router states only its fee where it doesn't know what the key's owner pays.
         cost, fee = (None, cost) if upstream is None else (cost + nano(upstream), 0)
-    return Usage(
-        cost_nano=cost, fee_nano=fee, **_reading(**counts, is_beside="prompt_tokens" not in block)
-    )
+    reading = _reading(**counts, is_beside="prompt_tokens" not in block)
+    return replace(reading, cost_nano=cost, fee_nano=fee)
 
 
 def _reading(
@@ -68,10 +67,17 @@ def _reading(
     reasoning: int | None,
     *,
     is_beside: bool,
-) -> dict[str, Any]:
+) -> Usage:
     """Return the counts with everything in the prompt or the completion of which it is a part."""
+    told = Usage(
+        n_prompt_tokens=prompt,
+        n_completion_tokens=completion,
+        n_cached_tokens=cached,
+        n_written_tokens=written,
+        n_reasoning_tokens=reasoning,
+    )
     if prompt is None or completion is None:
-        return _counts(prompt, completion, cached, written, reasoning)
+        return told
     read, wrote, thought = cached or 0, written or 0, reasoning or 0
     # Whether each count stands beside the prompt or the completion. A part can't exceed its whole.
     choices = [
@@ -92,32 +98,22 @@ def _reading(
         if total in (n_prompt + n_completion, least + n_completion) or (
             not total and len(readings) == 1
         ):
-            return _counts(n_prompt, n_completion, cached, written, reasoning)
+            return replace(told, n_prompt_tokens=n_prompt, n_completion_tokens=n_completion)
     if reasoning is None and total and total > prompt + completion and read + wrote <= prompt:
         # Gemini's endpoint shows its thinking nowhere but in the total.
         hidden = total - prompt - completion
-        return _counts(prompt, completion + hidden, cached, written, hidden)
+        return replace(told, n_completion_tokens=completion + hidden, n_reasoning_tokens=hidden)
     n_prompt = max(n for n, _ in readings)
     n_completion = max(max(n for _, n in readings), (total or 0) - prompt)
     said = f"{total:,} in all" if total else "no total"
     problem = f"{prompt:,} and {completion:,} tokens with {said}: the dearest reading counts"
-    return _counts(n_prompt, n_completion, None, written, reasoning) | {"problem": problem}
-
-
-def _counts(
-    prompt: int | None,
-    completion: int | None,
-    cached: int | None,
-    written: int | None,
-    reasoning: int | None,
-) -> dict[str, Any]:
-    return {
-        "n_prompt_tokens": prompt,
-        "n_completion_tokens": completion,
-        "n_cached_tokens": cached,
-        "n_written_tokens": written,
-        "n_reasoning_tokens": reasoning,
-    }
+    return replace(
+        told,
+        n_prompt_tokens=n_prompt,
+        n_completion_tokens=n_completion,
+        n_cached_tokens=None,
+        problem=problem,
+    )
 
 
 def _cost_nano(reply: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:

@@ -26,8 +26,6 @@ LOST_CALL = "[result of a call that is not shown]"
 NO_BEGINNING = "[the session goes on]"
 """Goes before a prefix that begins with the assistant."""
 MAX_NAME = 64
-MAX_CALL_ID = 40
-MAX_TOOLS = 128
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
@@ -229,7 +227,7 @@ def _schema(schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         elif key in ("items", "additionalProperties") and isinstance(value, Mapping):
             mended[key] = _schema(value, depth + 1)
         elif isinstance(key, str):
-            mended[_clean(key)] = _plain(value)
+            mended[_clean(key)] = cleaned(value)
     if "required" in mended:
         named = mended.get("properties", {})
         required = mended["required"] if isinstance(mended["required"], list) else []
@@ -257,27 +255,22 @@ def _text(value: Any) -> str:
         texts = [each if isinstance(each, str) else _mapping(each).get("text") for each in value]
         value = "\n".join(each for each in texts if isinstance(each, str))
     elif value is not None and not isinstance(value, str):
-        value = msgspec.json.encode(_plain(value)).decode()
+        value = msgspec.json.encode(cleaned(value)).decode()
     return value if isinstance(value, str) and value.strip() else ""
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """Return `value` as plain JSON; what can't be said in it is left out."""
+def cleaned(value: Any, depth: int = 0) -> Any:
+    """Return `value` as plain JSON without lone surrogates; what can't be said in it is left out."""
     if isinstance(value, str):
         return _clean(value)
     if value is None or isinstance(value, bool | int | float):
         is_small = not isinstance(value, int) or isinstance(value, bool) or abs(value) < 2**63
         return value if is_small else str(value)[:100]
     if depth < _MAX_DEPTH and isinstance(value, Mapping):
-        return {_clean(str(key)): _plain(each, depth + 1) for key, each in value.items()}
+        return {_clean(str(key)): cleaned(each, depth + 1) for key, each in value.items()}
     if depth < _MAX_DEPTH and isinstance(value, list | tuple):
-        return [_plain(each, depth + 1) for each in value]
+        return [cleaned(each, depth + 1) for each in value]
     return None
-
-
-def cleaned(value: Any) -> Any:
-    """Return plain JSON without lone surrogates, which UTF-8 can't encode."""
-    return _plain(value)
 
 
 def _clean(text: str) -> str:

@@ -59,11 +59,9 @@ def may_hold_calls(text: str) -> bool:
 
 
 def read_written_calls(text: str, schemas: Schemas) -> tuple[str, list[WrittenCall]]:
-    """Return the text without its calls, and the calls in their order.
+    """Return a text without its calls, and the calls in their order.
 
-    Args:
-        text: what the model wrote, without its thinking. `may_hold_calls` says whether it's worth a look.
-        schemas: the tools that the request offered. Without any, the text stays as it is.
+    Without tools that the request offered, the text stays as it is.
 
     Raises:
         UnclearCallError: if a part of a form is left that is no whole call of an offered tool.

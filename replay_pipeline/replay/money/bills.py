@@ -40,14 +40,8 @@ def judged(
 ) -> BookedCost:
     """Decide the cost at which an answer is booked.
 
-    Args:
-        answer: the endpoint's answer.
-        size: size of the prompt.
-        price: prices of the model.
-        bound_nano: the most that the call should cost. A cost that isn't believed is booked at
-            this.
-        n_limit: limit on completion tokens.
-        n_reply_bytes: size of the reply.
+    A cost that isn't believed is booked at `bound_nano`, the most that the call should cost. `n_limit` is the
+    limit on completion tokens.
     """
     usage = answer.usage
     problem = token_problem(usage, size, n_limit, n_reply_bytes, has_action=bool(answer.action))

@@ -5,6 +5,7 @@ reason, the operating system (SQLite) or the database server (PostgreSQL) releas
 """
 
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -17,7 +18,6 @@ from replay_pipeline.errors import ConfigError, LedgerError, MissingDependencyEr
 from replay_pipeline.replay.money.calls import decode_row
 from replay_pipeline.storage.locks import FileLock, take_lock
 from replay_pipeline.storage.permissions import make_private_file
-from replay_pipeline.storage.wal import use_wal
 
 SCHEMA = """
 create table if not exists ledger(key text primary key, value text not null);
@@ -81,6 +81,7 @@ Row = tuple[Any, ...]
 
 
 _BUSY_S = 60.0
+_POLL_S = 0.01
 
 
 def connect(url: str | Path, *, is_durable: bool = True, is_read_only: bool = False) -> "Database":
@@ -145,6 +146,28 @@ def _closed_on_error(connection: Any) -> Iterator[None]:
     except BaseException:
         connection.close()
         raise
+
+
+def use_wal(connection: sqlite3.Connection, *, timeout_s: float) -> None:
+    """Turn on the write-ahead log, so that readers and the writer don't wait for each other.
+
+    If two connections open a new file at once, SQLite refuses one immediately, regardless of its
+    timeout, because waiting with a read lock could be a deadlock. So this function retries.
+
+    Raises:
+        sqlite3.OperationalError: SQLite still refuses after `timeout_s`, or fails in another way.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection.execute("pragma journal_mode=wal")
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > until:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return
 
 
 class _Sqlite:

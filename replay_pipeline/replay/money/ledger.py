@@ -94,15 +94,6 @@ class _Settling:
     future: "Future[None]"
 
 
-@dataclass(slots=True)
-class _Leaving:
-    """A call that leaves later than its reservation said."""
-
-    call_id: int
-    sent_by: datetime
-    future: "Future[None]"
-
-
 SEPARATOR = "\n"
 """Separates the scopes of a call."""
 
@@ -515,9 +506,13 @@ class Ledger:
 
     def sending(self, call_id: int, sent_by: datetime) -> "Future[None]":
         """Record that a call may leave later than its reservation said, up to `sent_by`."""
-        future: Future[None] = Future()
-        self._queue.put(_Leaving(call_id, sent_by, future))
-        return future
+
+        def note(database: Database) -> None:
+            if call := self._in_flight.get(call_id):
+                due_at = sent_by + timedelta(seconds=call.timeout_s)
+                database.query(_SENDING, (iso(sent_by), iso(due_at), call_id))
+
+        return self.do(note)
 
     def do(self, action: Callable[[Database], T]) -> "Future[T]":
         """Run `action` on the database, in a transaction of its own."""
@@ -532,25 +527,18 @@ class Ledger:
     def open_scopes(self, names: Iterable[str], limits: Mapping[str, int | None]) -> None:
         """Create scopes, and set or remove the named limits.
 
-        The ledger keeps limits: a scope that `limits` doesn't name keeps its limit.
-
-        Args:
-            names: scopes to count under. New ones start without a limit.
-            limits: nano-dollars by scope. `None` removes a limit.
+        The ledger keeps limits: a scope that `limits` doesn't name keeps its limit, a new one starts
+        without, and `None` removes it.
         """
         self.do(lambda database: open_scopes(database, names, limits)).result()
 
     def open_run(
         self, run_id: str, limit: int, *, carried_nano: int = 0, lost: Iterable[LostCall] = ()
     ) -> None:
-        """Create the scope of a run.
+        """Create the scope of a run, with a limit in nano-dollars that all processes with its name share.
 
-        Args:
-            run_id: name of the run. Processes with the same name share its limit.
-            limit: limit in nano-dollars.
-            carried_nano: cost of the earlier answers that this run reuses.
-            lost: lost calls of earlier runs for the same requests. They count here too, until their
-                outcome is known.
+        `carried_nano` is the cost of earlier answers that it reuses. Lost calls of earlier runs for the
+        same requests count here too, until their outcome is known.
         """
         name = f"run:{run_id}"
 
@@ -622,7 +610,6 @@ class Ledger:
             for each in batch:
                 if isinstance(each, _Doing):
                     self._do(each)
-            self._note_leaving([each for each in batch if isinstance(each, _Leaving)])
             self._book([each for each in batch if isinstance(each, _Settling)])
         for waiting in self._waiting:
             waiting.future.set_exception(LedgerError(f"{self.url}: the ledger was closed"))
@@ -650,29 +637,6 @@ class Ledger:
             doing.future.set_exception(error)
         else:
             doing.future.set_result(result)
-
-    def _note_leaving(self, leaving: list[_Leaving]) -> None:
-        """Record the time until which calls may leave."""
-        if not leaving:
-            return
-        rows = [
-            (
-                iso(each.sent_by),
-                iso(each.sent_by + timedelta(seconds=call.timeout_s)),
-                each.call_id,
-            )
-            for each in leaving
-            if (call := self._in_flight.get(each.call_id))
-        ]
-        try:
-            with self._database.transaction():
-                self._database.run_many(_SENDING, rows)
-        except Exception as error:  # noqa: BLE001 (raised again where the result is awaited)
-            for each in leaving:
-                each.future.set_exception(error)
-        else:
-            for each in leaving:
-                each.future.set_result(None)
 
     def _book(self, settling: list[_Settling]) -> None:
         """Settle and reserve in one transaction. Callers get their results after the commit."""

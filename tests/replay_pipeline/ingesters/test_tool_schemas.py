@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 
 from replay_pipeline.ingesters import ClaudeCodeIngester, ingest
 from replay_pipeline.ingesters.tool_schemas import ToolLearner, merge_tools, offered_tools
-from replay_pipeline.replay.dialects import RequestOptions
+from replay_pipeline.replay.dialects.base import RequestOptions
 from replay_pipeline.replay.dialects.requests import RequestBuilder
 from replay_pipeline.settings import DEFAULT_TEACHERS
 from tests.replay_pipeline.ingesters.logs import Log, tool_use

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.replay import estimate, parse_gates, replay_states
-from replay_pipeline.replay.buy.estimates import plan_of, what_is_left
+from replay_pipeline.replay.buy.estimates import Plan, what_is_left
 from replay_pipeline.replay.buy.lanes import lanes_of
-from replay_pipeline.replay.dialects import RequestOptions
+from replay_pipeline.replay.dialects.base import RequestOptions
 from replay_pipeline.replay.dialects.prices import Price
 from replay_pipeline.replay.dialects.sizes import Learned
 from replay_pipeline.types import MIN_P_BETTER
@@ -34,8 +34,8 @@ def left(states, teachers, rows, gates=(), learned=None, min_p_better=MIN_P_BETT
         return (lambda: row) if row else None
 
     dearness = {teacher.name: n for n, teacher in enumerate(teachers, 1)}
-    plan = plan_of(
-        states, teachers, lanes, places, known=row_of,
+    plan = Plan(
+        states=states, teachers=teachers, lanes=lanes, places=places, find=row_of,
         policy=parse_gates(gates, min_p_better=min_p_better),
         prices={name: Price.of({k: v * n for k, v in PRICE.items()}) for name, n in dearness.items()},
         learned={name: learned or Learned() for name in dearness},

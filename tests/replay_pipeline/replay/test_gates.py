@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from replay_pipeline.errors import ConfigError
 from replay_pipeline.replay import (
-    RECOMMENDED_GATES,
     estimate,
     parse_gates,
     replay_states,
 )
+from replay_pipeline.settings import ReplaySettings
 from replay_pipeline.types import TeacherAction, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK
 from tests.support.gates import bought, measured
@@ -178,21 +178,16 @@ def test_what_an_identical_question_was_answered_counts_where_a_gate_left_it_out
     assert (len(first.actions), len(today.actions)) == (1, 2)
 
 
-def test_the_recommended_gates_run_and_are_forecast(lively_server, tmp_path):
+def test_the_default_gates_run_and_are_forecast(lively_server, tmp_path):
     states = [make_state(i, outcome="tool_error" if i % 5 == 0 else "ok") for i in range(60)]
-    report = run(lively_server, tmp_path / "l", RECOMMENDED_GATES, states)
+    gates = ReplaySettings().gates
+    report = run(lively_server, tmp_path / "l", gates, states)
     teachers = lively_server.teachers(MODELS)
     plain = estimate(states, teachers)
-    gated = estimate(states, teachers, gates=RECOMMENDED_GATES)
+    gated = estimate(states, teachers, gates=gates)
     assert report.forecast_usd == pytest.approx(gated.expected_usd)
     assert report.spent_usd < gated.expected_usd * 1.5
     assert gated.expected_usd < plain.expected_usd
-
-
-def read(offset, limit):
-    arguments = {"file_path": "a.py", "offset": offset, "limit": limit}
-    call = {"id": "c", "function": {"name": "Read", "arguments": json.dumps(arguments)}}
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def test_a_third_vote_that_makes_a_dispute_is_asked_for():

@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 import anyio
 import pytest
 
-from replay_pipeline.replay import RetryPolicy, ledger_status, replay_states
+from replay_pipeline.replay import ledger_status, replay_states
 from replay_pipeline.replay.money.ledger import Ledger, Unbooked
+from replay_pipeline.types import RetryPolicy
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_ledger import answered, call, scopes_of
 from tests.replay_pipeline.replay.test_lies import ask

@@ -752,16 +752,6 @@ def test_a_server_is_taken_to_have_a_ledger():
     assert exists("postgresql://me@host/db")
 
 
-@pytest.mark.parametrize(("is_durable", "synchronous"), [(True, 2), (False, 1)])
-def test_only_a_durable_ledger_waits_for_the_disk_at_every_commit(
-    tmp_path, is_durable, synchronous
-):
-    with closing(connect(tmp_path / "l", is_durable=is_durable)) as database:
-        assert database.query("pragma synchronous") == [(synchronous,)]
-    with closing(connect(tmp_path / "l")) as database:
-        assert database.query("pragma synchronous") == [(2,)], "unless it is told otherwise"
-
-
 @pytest.mark.parametrize(
     ("url", "shown"),
     [

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pydantic import SecretStr
 
-from replay_pipeline.replay import RetryPolicy, ledger_status, replay_states
+from replay_pipeline.replay import ledger_status, replay_states
 from replay_pipeline.replay.ask.attempts import Dispatcher, is_model
 from replay_pipeline.replay.dialects.client import _without
 from replay_pipeline.replay.dialects.prices import Price
@@ -16,7 +16,7 @@ from replay_pipeline.replay.dialects.sizes import Size
 from replay_pipeline.replay.dialects.usage import Usage
 from replay_pipeline.replay.money.bills import BookedCost, judged, least_tokens, token_problem
 from replay_pipeline.replay.money.calls import NewCall
-from replay_pipeline.types import TeacherSpec
+from replay_pipeline.types import RetryPolicy, TeacherSpec
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_odd_replies import USAGE, completion, raw
 from tests.replay_pipeline.replay.test_recovery import leave_open
@@ -35,12 +35,6 @@ def ask(teacher, n, ledger, *, usd=1.0, states=None, **options):
             **{"retry": QUICK, "is_durable": False, **options},
         )
     )  # fmt: skip
-
-
-def one_call(reply, ledger, *, dialect="vllm", on_get=None, made=None):
-    with OddServer(lambda *_: (200, {}, raw(reply)), on_get) as server:
-        report = ask(server.teacher(dialect=dialect), 1, ledger, usd=5.0, made=made or {})
-    return report, ledger_status(ledger)
 
 
 def reserved_usd(ledger):

@@ -11,7 +11,7 @@ from replay_pipeline.replay import estimate, ledger_status, replay_in_thread
 from replay_pipeline.replay.ask.looks import Looks
 from replay_pipeline.replay.ask.rows import teacher_actions_from_table, teacher_actions_table
 from replay_pipeline.replay.buy.lanes import lanes_of
-from replay_pipeline.replay.dialects import RequestOptions
+from replay_pipeline.replay.dialects.base import RequestOptions
 from replay_pipeline.types import LookAnswer, TeacherAction
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.support.looking import ACT, TOOLS, answer_looks, call, look, looking

@@ -11,13 +11,7 @@ from pathlib import Path
 import pytest
 
 from replay_pipeline.errors import LedgerError
-from replay_pipeline.replay import (
-    RetryPolicy,
-    ledger_status,
-    lost_calls,
-    replay_states,
-    replay_trace_sync,
-)
+from replay_pipeline.replay import ledger_status, lost_calls, replay_states, replay_trace_sync
 from replay_pipeline.replay.dialects.prices import Price
 from replay_pipeline.replay.dialects.replies import Answer
 from replay_pipeline.replay.dialects.sizes import Size
@@ -34,7 +28,7 @@ from replay_pipeline.replay.money.calls import (
 )
 from replay_pipeline.replay.money.database import SCHEMA_VERSION, connect
 from replay_pipeline.replay.money.ledger import Ledger, Unbooked
-from replay_pipeline.types import TeacherAction
+from replay_pipeline.types import RetryPolicy, TeacherAction
 from tests.replay_pipeline.replay.conftest import QUICK, make_states
 from tests.replay_pipeline.replay.test_ledger import answered, call, scopes_of
 from tests.replay_pipeline.replay.test_odd_replies import completion, raw

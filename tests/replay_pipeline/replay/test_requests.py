@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from replay_pipeline.errors import PriceError
-from replay_pipeline.replay.dialects import DIALECTS, RequestOptions, dialect_of
+from replay_pipeline.replay.dialects.base import RequestOptions
 from replay_pipeline.replay.dialects.prices import Price, PriceBook, floor_nano, nano, usd
 from replay_pipeline.replay.dialects.requests import RequestBuilder, with_recorded_names
+from replay_pipeline.replay.dialects.servers import DIALECTS, dialect_of
 from replay_pipeline.replay.dialects.sizes import Learned, Size
 from replay_pipeline.types import TeacherSpec
 from tests.support.provider_rules import complaint

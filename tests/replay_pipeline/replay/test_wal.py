@@ -2,7 +2,7 @@ import sqlite3
 
 import pytest
 
-from replay_pipeline.storage.wal import use_wal
+from replay_pipeline.replay.money.database import use_wal
 
 
 @pytest.fixture
