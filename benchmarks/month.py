@@ -238,9 +238,10 @@ class Night:
         return set(work.batches()) == found and not self._new_bytes(work)
 
     def _new_bytes(self, work: Pipeline) -> bool:
-        from replay_pipeline.ingesters import discover, list_manifests
+        from replay_pipeline.ingesters import discover, read_manifest
 
-        return bool(discover(work.settings.ingest.sources, known=list_manifests(work.root.path)))
+        known = [read_manifest(key, work.root.path) for key in work.batches()]
+        return bool(discover(work.settings.ingest.sources, known=known))
 
     def _run(self, day: int, hour: int, job: str, event: str | None) -> str:
         runs = dg.RunsFilter(job_name=job)

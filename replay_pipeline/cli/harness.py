@@ -11,7 +11,7 @@ from replay_pipeline.cli.console import Report, escape, out, print_report
 from replay_pipeline.cli.shared import load, open_pipeline
 
 if TYPE_CHECKING:
-    from replay_pipeline.ingesters.harness import Harness
+    from replay_pipeline.ingesters.harness.harness import Harness
 
 
 @harness_app.command("record")
@@ -47,7 +47,7 @@ def harness_record(
     Nothing of yours is read or changed: the client gets an empty home and folder, no key, and a server on
     this machine. It is stopped as soon as its request is there.
     """
-    from replay_pipeline.ingesters.harness import HarnessStore
+    from replay_pipeline.ingesters.harness.harness import HarnessStore
     from replay_pipeline.ingesters.harness.record import record
 
     store = HarnessStore(load(settings, data).data_dir)
@@ -61,7 +61,7 @@ def harness_list(
     data: DataOption = None, settings: SettingsOption = None, as_json: JsonOption = False
 ) -> None:
     """Report the recorded harnesses, and which one is used for the sessions of each client."""
-    from replay_pipeline.ingesters.harness import HarnessStore
+    from replay_pipeline.ingesters.harness.harness import HarnessStore
 
     project = open_pipeline(settings, data)
     store = HarnessStore(project.root.path)

@@ -139,12 +139,7 @@ def attachment_turn(fields: Fields, value: Any, role: str | None) -> tuple[str, 
     """Return the kind and the text of the turn that an attachment becomes, as logged.
 
     From 2.1.280 on, the log has the text itself. Text with the system role lacks the tags that mark
-    such text in a user message. 2.1.280 doesn't log the role.
-
-    Args:
-        fields: what was logged, with its `type`.
-        value: `rendered` of the row.
-        role: `renderedRole` of the row.
+    such text in a user message. 2.1.280 doesn't log the role. `value` is `rendered` of the row.
     """
     parts = value if isinstance(value, list) else [value]
     text = "\n\n".join(filter(None, map(plain, parts)))

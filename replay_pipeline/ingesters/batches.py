@@ -26,7 +26,7 @@ from replay_pipeline.ingesters.base import SourceSlice
 from replay_pipeline.ingesters.corpus import session_files
 from replay_pipeline.ingesters.log_rows import sha_of
 from replay_pipeline.storage.processes import environment
-from replay_pipeline.storage.store import Place, names_of_json, read_files, written_whole
+from replay_pipeline.storage.store import Place, written_whole
 
 logger = logging.getLogger(__name__)
 
@@ -319,25 +319,6 @@ def read_manifest(key: str, root: Place) -> TraceBatch:
         raise IngestError(f"{path}: not a readable manifest ({error})") from error
 
 
-def list_batches(root: Place) -> list[str]:
-    """Return keys of every batch under `root`, sorted."""
-    return names_of_json(root / "batches")
-
-
-def list_manifests(root: Place) -> list[TraceBatch]:
-    """Return every batch under `root`, sorted by key, for the argument `known` of `discover`.
-
-    Raises:
-        IngestError: a manifest is damaged.
-    """
-    keys = list_batches(root)
-    texts = read_files(root / "batches", [f"{key}.json" for key in keys])
-    return [
-        read_manifest(key, root) if text is None else manifest_from(text, _manifest_path(root, key))
-        for key, text in zip(keys, texts, strict=True)
-    ]
-
-
 class _Manifest(msgspec.Struct, frozen=True):
     """A batch at rest."""
 
@@ -374,12 +355,6 @@ def keep(batch: TraceBatch, folder: Path) -> None:
                 _pack(source.path, out, source.start, source.end or 0)
         except (OSError, StorageError) as error:
             logger.warning("%s: no copy of the session was stored (%s)", source.path, error)
-
-
-def kept_files(batch: TraceBatch, folder: Path) -> list[Path]:
-    """Name the files that store bytes of a batch."""
-    pieces = (_piece(source, folder) for source in batch.slices)
-    return [piece for piece in pieces if piece.exists()]
 
 
 def is_there(source: SourceSlice, tail: str) -> bool:

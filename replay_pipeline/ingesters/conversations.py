@@ -120,7 +120,3 @@ class InConversations:
             place = part.column_names.index("conversation")
             values = array_of([self._conversation_of[each] for each in sessions], pa.string())
             yield part.set_column(place, part.field(place), values)
-
-    def table(self) -> pa.Table:
-        """Return all of it, as one table."""
-        return pa.concat_tables(self)

@@ -588,9 +588,7 @@ class _Corpus:
     ) -> tuple[frozenset[str], FoundValues]:
         """Collect who is named in a file and what is secret: a subagent is told what the session knows.
 
-        Args:
-            turns_of: for each conversation all of its turns, and those that are redacted.
-            keeps: whether calls store the strings of their arguments until then.
+        `turns_of` has for each conversation all of its turns, and those that are redacted.
         """
         if self.redactor is None:
             return frozenset(), FoundValues()
@@ -616,11 +614,7 @@ class _Corpus:
     ) -> list[tuple[str, Turn]]:
         """Return the states that came or changed since the slice began, and belong to nobody else.
 
-        Args:
-            log: one conversation of the file.
-            source: the slice that is read.
-            before: digests of the states that the file had when the slice began.
-            labels: what became of the states.
+        `before` has the digests of the states that the file had when the slice began.
         """
         states = [turn for turn in log.turns if turn.is_state]
         now = digests_of(log, labels) if before else {}

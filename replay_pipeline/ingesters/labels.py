@@ -30,7 +30,6 @@ _REFUSALS: dict[Outcome, re.Pattern[str]] = {
 }
 _ERROR_KINDS = {kind: re.compile(pattern) for kind, pattern in KNOWN_AGENTS["error_kinds"].items()}
 
-_NO_RESULT: tuple[Outcome, None] = "no_result", None
 _SEVERITY: tuple[Outcome, ...] = (
     "user_rejected",
     "denied_by_policy",
@@ -102,11 +101,11 @@ def feedback_in(result: Result) -> str | None:
     return match.group(1).strip() or None if match else None
 
 
-def shortened(text: str, n_chars: int = MAX_HINT_CHARS) -> str:
+def shortened(text: str) -> str:
     """Return the beginning and the end of a long text."""
-    if len(text) <= n_chars:
+    if len(text) <= MAX_HINT_CHARS:
         return text
-    half = (n_chars - 5) // 2
+    half = (MAX_HINT_CHARS - 5) // 2
     return f"{text[:half]}\n...\n{text[-half:]}"
 
 
@@ -141,8 +140,8 @@ def _label(turn: Turn, children: Mapping[Turn, list[Turn]]) -> Label:
     hint: str | None = None
     for call in turn.calls:
         result = turn.results.get(call.id)
-        outcome, its_kind = judge_result(result) if result is not None else _NO_RESULT
-        if outcome != "ok" and (worst == "ok" or _rank(outcome) < _rank(worst)):
+        outcome, its_kind = judge_result(result) if result is not None else ("no_result", None)
+        if outcome != "ok" and (worst == "ok" or _SEVERITY.index(outcome) < _SEVERITY.index(worst)):
             worst, kind = outcome, its_kind
             hint = _hint(outcome, result) if result is not None else None
     # Stopped between calls that were all answered and the next message, these calls are done:
@@ -158,10 +157,6 @@ def _label(turn: Turn, children: Mapping[Turn, list[Turn]]) -> Label:
 
 def _stops_calls(turn: Turn) -> bool:
     return turn.kind == "interrupt" and "for tool use" in turn.texts[0]
-
-
-def _rank(outcome: Outcome) -> int:
-    return _SEVERITY.index(outcome)
 
 
 def _hint(outcome: Outcome, result: Result) -> str | None:

@@ -111,12 +111,7 @@ class Cleaner:
         return [redact(text, users=users, known=known) if text else None for text in texts]
 
     def arguments(self, text: str, strings: Iterable[str] | None = None) -> str:
-        """Return the arguments as recorded, with every string redacted.
-
-        Args:
-            text: the arguments.
-            strings: every string in them, if known.
-        """
+        """Return the arguments as recorded, with every string redacted; `strings` are these, if known."""
         if self._redactor is None:
             return text
         strings = strings_in(text) if strings is None else strings
@@ -130,12 +125,7 @@ class Cleaner:
 
 
 def redactable_texts(turns: Sequence[Turn], *, keeps: bool = False) -> Iterator[str]:
-    """Yield every text in the turns that will be redacted.
-
-    Args:
-        turns: whose texts.
-        keeps: whether calls store the strings of their arguments for later use.
-    """
+    """Yield every text in the turns that will be redacted. If `keeps`, calls store the strings of their arguments."""
     yield from {text for turn in turns for text in (turn.cwd, turn.branch) if text}
     for turn in turns:
         if turn.wire_json is not None:

@@ -14,7 +14,7 @@ import msgspec
 from replay_pipeline.ingesters.base import ReadCounts
 from replay_pipeline.ingesters.json_lines import UNREADABLE, lines_in, objects_in
 
-_NO_JSON = msgspec.Raw(b"")
+NO_JSON = msgspec.Raw(b"")
 
 
 class Block(msgspec.Struct):
@@ -25,7 +25,7 @@ class Block(msgspec.Struct):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: msgspec.Raw = _NO_JSON
+    input: msgspec.Raw = NO_JSON
     tool_use_id: str | None = None
     content: "str | list[Block] | None" = None
     is_error: bool | None = None
@@ -90,7 +90,7 @@ class Row(msgspec.Struct, rename="camel"):
     uuid: str | None = None
     parent_uuid: str | None = None
     session_id: str | None = None
-    forked_from: msgspec.Raw = _NO_JSON
+    forked_from: msgspec.Raw = NO_JSON
     agent_id: str | None = None
     timestamp: str | None = None
     version: str | None = None
@@ -110,20 +110,20 @@ class Row(msgspec.Struct, rename="camel"):
     operation: str | None = None
     request_ref: str | None = None
     message: RowMessage | None = None
-    data: msgspec.Raw = _NO_JSON
-    attachment: msgspec.Raw = _NO_JSON
-    compact_metadata: msgspec.Raw = _NO_JSON
-    microcompact_metadata: msgspec.Raw = _NO_JSON
+    data: msgspec.Raw = NO_JSON
+    attachment: msgspec.Raw = NO_JSON
+    compact_metadata: msgspec.Raw = NO_JSON
+    microcompact_metadata: msgspec.Raw = NO_JSON
     retracted_message_uuids: list[str] | None = None
-    content: msgspec.Raw = _NO_JSON
-    rendered: msgspec.Raw = _NO_JSON
+    content: msgspec.Raw = NO_JSON
+    rendered: msgspec.Raw = NO_JSON
     rendered_role: str | None = None
     summary: str | None = None
     leaf_uuid: str | None = None
     ai_title: str | None = None
     custom_title: str | None = None
     model_usage: dict[str, ModelUse] | None = None
-    replacements: msgspec.Raw = _NO_JSON
+    replacements: msgspec.Raw = NO_JSON
 
 
 class ProgressData(msgspec.Struct, rename="camel"):
@@ -139,12 +139,10 @@ _decode = msgspec.json.Decoder(Row).decode
 _decode_progress = msgspec.json.Decoder(ProgressData).decode
 
 
-def read_rows(
-    path: Path, counts: ReadCounts, end: int | None = None, start: int = 0
-) -> Iterator[tuple[int, Row]]:
+def read_rows(path: Path, counts: ReadCounts, end: int | None = None) -> Iterator[tuple[int, Row]]:
     """Read every row up to byte `end`, with the offset of its line. Counts unreadable rows."""
-    offset = start
-    for line in lines_in(path, start, end):
+    offset = 0
+    for line in lines_in(path, 0, end):
         try:
             row = _decode(line)
         except UNREADABLE:

@@ -21,6 +21,7 @@ import msgspec
 
 from replay_pipeline.ingesters.base import LACKS, MEDIA, Turn
 from replay_pipeline.ingesters.json_lines import UNREADABLE, as_list, lines_in
+from replay_pipeline.ingesters.rows import NO_JSON, json_text, loose
 from replay_pipeline.types import Message, Tool
 
 REQUEST_ROWS = frozenset({"api-request", "api-request-shape", "api-request-blob"})
@@ -28,7 +29,6 @@ REQUEST_ROWS = frozenset({"api-request", "api-request-shape", "api-request-blob"
 WireMessage = dict[str, Any]
 """One message as it was sent: `role` (`user`, `assistant`, or `system`) and `content`."""
 _MARKS = ("caller", "cache_control")
-_NO_JSON = msgspec.Raw(b"")
 _MAX_SIDE_BY_SIDE = 40
 """User rows between two answers that are tried in every way of putting them together."""
 _KEPT_OF_MEDIA = ("type", "media_type", "url", "file_id")
@@ -41,10 +41,10 @@ class _RequestRow(msgspec.Struct, rename="camel"):
     keep: int = 0
     tail: list[str] = []
     shape_hash: str | None = None
-    shape: msgspec.Raw = _NO_JSON
-    params: msgspec.Raw = _NO_JSON
+    shape: msgspec.Raw = NO_JSON
+    params: msgspec.Raw = NO_JSON
     hash: str | None = None
-    message: msgspec.Raw = _NO_JSON
+    message: msgspec.Raw = NO_JSON
     is_visible_in_transcript_only: bool | None = None
     is_compact_summary: bool | None = None
 
@@ -95,11 +95,11 @@ class SentRequests:
         if row.type == "api-request" and row.id:
             self._request(row)
         elif row.type == "api-request-blob" and row.hash:
-            self._keep(row.hash, _decoded(row.message), self.messages)
+            self._keep(row.hash, loose(row.message), self.messages)
         elif row.type == "api-request-shape" and row.shape_hash:
-            self._keep(row.shape_hash, _decoded(row.shape), self.shapes)
+            self._keep(row.shape_hash, loose(row.shape), self.shapes)
         elif row.type == "assistant":
-            message = _decoded(row.message)
+            message = loose(row.message)
             if (message_id := message.get("id")) and isinstance(message_id, str):
                 blocks = self._answers.setdefault(message_id, [])
                 blocks += map(unmarked, as_list(message.get("content")))
@@ -113,7 +113,7 @@ class SentRequests:
         elif row.type == "user" and (
             row.is_compact_summary or not row.is_visible_in_transcript_only
         ):
-            self._side_by_side.append(blocks_of(_decoded(row.message).get("content")))
+            self._side_by_side.append(blocks_of(loose(row.message).get("content")))
 
     def _keep(self, name: str, value: dict[str, Any], where: dict[str, Any]) -> None:
         # A content that is one text is sent as a text, or as a block where a cache mark is to be put.
@@ -127,8 +127,8 @@ class SentRequests:
         if row.base is not None:
             before = base.hashes if base is not None else None
             hashes = [*before[: row.keep], *row.tail] if before is not None else None
-        params = str(memoryview(row.params), "utf-8", "replace") or "{}"
-        self.requests[row.id or ""] = LoggedRequest(row.shape_hash or "", params, hashes)
+        params_json = json_text(row.params) or "{}"
+        self.requests[row.id or ""] = LoggedRequest(row.shape_hash or "", params_json, hashes)
         if not self.messages.keys() >= set(row.tail):
             self._try_answers()
             self._try_side_by_side()
@@ -178,13 +178,7 @@ def read_sent(path: Path, end: int | None = None) -> SentRequests:
 
 
 def join_siblings(sent: SentRequests, names: Iterable[str], path: Path) -> None:
-    """Look for requests in other sessions of the same folder, because a fork begins with copied rows.
-
-    Args:
-        sent: the requests of the file itself. What is found is added to it.
-        names: ids of requests that its rows name.
-        path: the file.
-    """
+    """Add requests of these names from other sessions of the same folder, because a fork begins with copied rows."""
     for sibling in sorted(path.parent.glob("*.jsonl")):
         missing = sent.missing(names)
         if not missing:
@@ -253,14 +247,6 @@ def shape_of_snapshot(fields: dict[str, Any]) -> dict[str, Any]:
         "system": [{"type": "text", "text": text} for text in texts if isinstance(text, str)],
         "tools": list(tools),
     }
-
-
-def _decoded(raw: msgspec.Raw) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(raw) if raw else None
-    except UNREADABLE:
-        value = None
-    return value if isinstance(value, dict) else {}
 
 
 def _lean(value: Any) -> Any:

@@ -47,7 +47,7 @@ class _ValueShape:
     def see(self, value: Any, depth: int = 0, n: int = 1) -> None:
         """Learn from `n` values that have the types of `value`."""
         self.n += n
-        kind = _json_type(value)
+        kind = _JSON_TYPES[type(value)]
         self.types.add(kind)
         if depth >= _MAX_DEPTH:
             return
@@ -101,10 +101,6 @@ _JSON_TYPES: dict[type, str] = {
     list: "array",
     dict: "object",
 }
-
-
-def _json_type(value: Any) -> str:
-    return _JSON_TYPES[type(value)]
 
 
 def series_of(version: str | None) -> str:

@@ -23,9 +23,14 @@ from replay_pipeline.actions.windows import CLEARED_RESULT, WindowPolicy, merged
 from replay_pipeline.errors import ConfigError, SchemaError
 from replay_pipeline.ingesters.attachments import numbers_in
 from replay_pipeline.ingesters.corpus import ingest
-from replay_pipeline.ingesters.harness import Filled, FoundHarness, HarnessStore, Moment
-from replay_pipeline.ingesters.harness.harness import fill
-from replay_pipeline.ingesters.harness.neutral import system_prompt
+from replay_pipeline.ingesters.harness.harness import (
+    Filled,
+    FoundHarness,
+    HarnessStore,
+    Moment,
+    fill,
+    system_prompt,
+)
 from replay_pipeline.ingesters.sent import messages_of, system_of, tool_of
 from replay_pipeline.ingesters.tool_schemas import (
     ToolLearner,
@@ -79,16 +84,10 @@ class _StoredTurn:
 class Traces:
     """Sessions, turns, states, and tools of one ingestion, as data frames and as trace states.
 
-    The tables belong together, because a prefix contains the actions of other states.
-
-    Args:
-        sessions: one row per conversation.
-        turns: their message groups.
-        states: their decisions.
-        tools: the tools that were called.
-        harnesses: the system prompts and tools of clients, for logs that lack them. By default,
-            such states have the neutral system prompt.
-        is_neutral: whether states have the neutral form, with the clients' texts in `client_texts`.
+    The tables belong together, because a prefix contains the actions of other states. `harnesses` has
+    the system prompts and tools of clients, for logs that lack them; by default, such states have the
+    neutral system prompt. If `is_neutral`, all states have it, with the clients' texts in
+    `client_texts`.
     """
 
     def __init__(

@@ -89,11 +89,7 @@ def names_in(text: str, pieces: str) -> frozenset[str]:
     folder who appears nowhere else, such as the user of a container image. A trailing slash marks a
     login name at the head of branch names, with any prefix before it. A leading space marks a part
     of a full name. A leading question mark marks a possible first name, which `first_names` decides
-    on.
-
-    Args:
-        text: text and calls of the session.
-        pieces: parts of the text that begin with one of `PEOPLE_SIGNALS`.
+    on. `pieces` are the parts of the text that begin with one of `PEOPLE_SIGNALS`.
     """
     own, others = ({name.rstrip(".") for name in home.findall(text)} for home in _HOMES)
     found = own | {f"~{name}" for name in others - own}

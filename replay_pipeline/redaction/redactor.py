@@ -216,13 +216,7 @@ class Redactor:
         *,
         users: frozenset[str] = frozenset(),
     ) -> str:
-        """Return what somebody else wrote, redacted, and without the values behind placeholders.
-
-        Args:
-            text: an answer, for example.
-            placeholders: those that its author was shown, from `placeholders_in`.
-            users: as of `text`.
-        """
+        """Return what somebody else wrote, redacted, and without the values behind the placeholders that it was shown."""
         text, edits = self.text(text, users=users), []
         for hit, value in hashed_in(text, lambda value: self._h8(value) in placeholders):
             edits.append(_Edit(hit.start, hit.end, 0, "known", placeholders[self._h8(value)]))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from replay_pipeline.ingesters.harness import HarnessStore
+from replay_pipeline.ingesters.harness.harness import HarnessStore
 from replay_pipeline.settings import Settings
 
 

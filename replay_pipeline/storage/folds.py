@@ -11,12 +11,8 @@ class Fold(Generic[T]):
     """The combined value of all batches before a given one, extended from batch to batch.
 
     If you ask in the order of the batches, each batch is read once. If you ask for an earlier
-    batch, or after `forget`, the fold starts over.
-
-    Args:
-        keys: the keys of all batches, sorted.
-        start: the value without any batch.
-        add: adds one batch, and returns the new value.
+    batch, or after `forget`, the fold starts over. `keys` are those of all batches, sorted; `start` makes
+    the value without any batch, and `add` returns that with one more.
     """
 
     def __init__(

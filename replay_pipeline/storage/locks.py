@@ -6,12 +6,9 @@ from filelock import FileLock, Timeout
 
 
 def take_lock(path: Path, *, waits: bool = False, mode: int = -1) -> FileLock | None:
-    """Lock the file at `path`, which stays there, and return the lock; None if another holder has it.
+    """Lock the file at `path`, which stays as it is, and return the lock; None if another holder has it.
 
-    Args:
-        path: the file. Its content doesn't matter, and isn't changed.
-        waits: wait for the other holder instead.
-        mode: permissions of a new file, if not those of the umask.
+    If it `waits`, it waits for the other holder instead.
     """
     lock = FileLock(path, thread_local=False, mode=mode)
     try:

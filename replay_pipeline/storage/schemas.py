@@ -47,12 +47,7 @@ WRITTEN_BY: dict[str, str] = {}
 
 
 def declare(table: str, declared: Mapping[str, Any]) -> None:
-    """Declare a table from its entry in `tables.toml`.
-
-    Args:
-        table: its name.
-        declared: `about`, `written_by`, `columns` (kind and meaning by name), and `extends` if the
-            columns of another table come first.
+    """Declare a table from its entry in `tables.toml`; the columns of one that it `extends` come first.
 
     Raises:
         KeyError: a kind is unknown.
@@ -68,14 +63,11 @@ def declare(table: str, declared: Mapping[str, Any]) -> None:
 for _table, _declared in _DECLARED["tables"].items():
     declare(_table, _declared)
 
-INGESTED = tuple(name for name, command in WRITTEN_BY.items() if command == "ingest")
-"""The tables that ingestion writes."""
-
 PROMPT = pa.schema([("state_messages_json", pa.string()), ("tools_json", pa.string())])
 """The prompt of a state. A stored pair only names its state, and these columns are added when
 needed. A prefix in every row would take two hundred times the space of its turns."""
 
-DPO_PAIRS, POSITIVES, OUTCOMES = TABLES["dpo_pairs"], TABLES["positives"], TABLES["outcomes"]
+DPO_PAIRS, POSITIVES = TABLES["dpo_pairs"], TABLES["positives"]
 NORMALIZED_PAIRS, DROPPED_PAIRS = TABLES["normalized_pairs"], TABLES["dropped_pairs"]
 DROPPED_POSITIVES = TABLES["dropped_positives"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replay_pipeline.ingesters import IngestReport, Traces, ingest
-from replay_pipeline.ingesters.harness import HarnessStore
+from replay_pipeline.ingesters.harness.harness import HarnessStore
 from replay_pipeline.ingesters.log_rows import state_ids_for
 from tests.client.scripted_model import Body
 

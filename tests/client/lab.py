@@ -7,7 +7,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 
 from replay_pipeline.ingesters import IngestReport
-from replay_pipeline.ingesters.harness import HarnessStore
+from replay_pipeline.ingesters.harness.harness import HarnessStore
 from replay_pipeline.ingesters.harness.record import record
 from tests.client.clients import FIRST_WITH_REQUESTS, Desk, client, numbers_of
 from tests.client.comparison import Compared, compared

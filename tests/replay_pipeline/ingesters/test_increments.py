@@ -12,7 +12,6 @@ from replay_pipeline.errors import IngestError
 from replay_pipeline.ingesters import claude_code
 from replay_pipeline.settings import IngestSettings, Settings
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.storage.schemas import INGESTED
 from tests.replay_pipeline.ingesters.cut_logs import (
     cuts_of,
     read_in_steps,
@@ -22,6 +21,7 @@ from tests.replay_pipeline.ingesters.cut_logs import (
 from tests.replay_pipeline.ingesters.logs import Log
 
 CASES = trap_logs()
+INGESTED = ("sessions", "turns", "states", "tools")
 N_SEQUENCES = 12
 
 

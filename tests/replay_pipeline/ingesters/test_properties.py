@@ -13,14 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from replay_pipeline.errors import IngestError
-from replay_pipeline.ingesters import (
-    IngestReport,
-    IngestResult,
-    ingest,
-    state_id_of,
-    write_traces,
-)
+from replay_pipeline.ingesters import IngestReport, IngestResult, ingest, write_traces
 from replay_pipeline.ingesters.base import Turn
+from replay_pipeline.ingesters.log_rows import state_id_of
 from replay_pipeline.types import TraceState
 from tests.replay_pipeline.ingesters.logs import assert_results_follow_their_calls, states_of
 from tests.replay_pipeline.ingesters.random_log import RandomLog

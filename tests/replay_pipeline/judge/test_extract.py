@@ -14,8 +14,8 @@ from replay_pipeline.storage.schemas import (
     DPO_PAIRS,
     DROPPED_PAIRS,
     NORMALIZED_PAIRS,
-    OUTCOMES,
     POSITIVES,
+    TABLES,
 )
 from replay_pipeline.types import TeacherAction
 from tests.support.messages import bash, call, says
@@ -720,7 +720,7 @@ def test_tables_have_their_schemas_and_pairs_come_back():
     positives = positives_table(report.positives)
     assert positives.schema.equals(POSITIVES)
     assert positives["action"].to_pylist() == ['Bash {"command":"pytest"}']
-    assert outcomes_table(report.outcomes).schema.equals(OUTCOMES)
+    assert outcomes_table(report.outcomes).schema.equals(TABLES["outcomes"])
     assert pairs_table([]).schema.equals(DPO_PAIRS)
     assert pairs_table(report.pairs, "normalized_pairs").schema.equals(NORMALIZED_PAIRS)
     assert positives_table(report.positives, "dropped_pairs").schema.equals(DROPPED_PAIRS)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replay_pipeline.errors import SecretFoundError
-from replay_pipeline.ingesters.harness.neutral import system_prompt
+from replay_pipeline.ingesters.harness.harness import system_prompt
 from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.client_texts import texts_in
 from tests.replay_pipeline.publish.rows import kept_row, kept_table, tool

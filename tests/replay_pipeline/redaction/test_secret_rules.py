@@ -147,9 +147,6 @@ def test_a_value_ends_where_the_text_goes_on(text: str, secrets: list[str]):
     ]
 
 
-IN_BASE64 = base64.b64encode(b"it says api_token=q7Uxv29Kpw41LmZt8Rb3Yd1 there").decode()
-
-
 def twice(encode, text: str) -> str:
     return encode(encode(text))
 

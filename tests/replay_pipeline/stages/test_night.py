@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from replay_pipeline.ingesters import SourceSlice, TraceBatch, write_manifest
+from replay_pipeline.ingesters import TraceBatch, write_manifest
+from replay_pipeline.ingesters.base import SourceSlice
 from replay_pipeline.ingesters.batches import ReadMark
 from replay_pipeline.replay.buy.estimates import Estimate, TeacherEstimate
 from replay_pipeline.settings import Settings

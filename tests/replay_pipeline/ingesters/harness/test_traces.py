@@ -9,9 +9,15 @@ import pytest
 from msgspec import structs
 
 from replay_pipeline.errors import ConfigError, StorageError
-from replay_pipeline.ingesters import Traces, ingest, system_prompt
-from replay_pipeline.ingesters.harness import Harness, HarnessStore, Moment
-from replay_pipeline.ingesters.harness.harness import OF_THE_MODEL, fill
+from replay_pipeline.ingesters import Traces, ingest
+from replay_pipeline.ingesters.harness.harness import (
+    OF_THE_MODEL,
+    Harness,
+    HarnessStore,
+    Moment,
+    fill,
+    system_prompt,
+)
 from replay_pipeline.ingesters.harness.record import record
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
