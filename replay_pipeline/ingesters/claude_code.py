@@ -850,7 +850,7 @@ class ClaudeCode:
     def sniff(self, head: bytes) -> bool:
         """Return whether `head`, the first bytes of a file, has rows of this format."""
         for line in head.split(b"\n", 50)[:50]:
-            for row in rows.rows_in(line, ReadCounts()):
+            for row in rows.repaired(line, ReadCounts()):
                 if row.type in _ROW_TYPES and row.uuid and (row.session_id or row.message):
                     return True
                 if row.type in {"summary", "file-history-snapshot", "queue-operation"}:

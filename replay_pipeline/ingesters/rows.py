@@ -154,16 +154,8 @@ def read_rows(path: Path, counts: ReadCounts, end: int | None = None) -> Iterato
         offset += len(line)
 
 
-def rows_in(line: bytes, counts: ReadCounts) -> list[Row]:
-    """Return the rows of one line, repaired if needed."""
-    try:
-        return [_decode(line)]
-    except UNREADABLE:
-        return list(repaired(line, counts))
-
-
 def repaired(line: bytes | bytearray, counts: ReadCounts) -> Iterator[Row]:
-    """Yield the rows of a line that isn't exactly one valid row."""
+    """Yield the rows of a line, also of one that isn't exactly one valid row."""
     for value in objects_in(line, counts):
         yield parsed_row(value, counts)
 

@@ -27,7 +27,6 @@ from replay_pipeline.ingesters.harness.harness import (
     Filled,
     FoundHarness,
     HarnessStore,
-    Moment,
     fill,
     system_prompt,
 )
@@ -324,12 +323,12 @@ class Traces:
         found = self._harnesses.find(session["agent"], version, session["entrypoint"])
         if found is None:
             return None
-        moment = Moment(cwd=cwd, model=row["student_model"], at=session["first_timestamp"])
-        key = (session_id, moment)
+        model = row["student_model"]
+        key = (session_id, cwd, model)
         if key not in self._framed:
             if len(self._framed) >= _MAX_RECENT:
                 self._framed.clear()
-            filled = fill(found.harness, moment)
+            filled = fill(found.harness, cwd=cwd, model=model, at=session["first_timestamp"])
             tools = self._with_others(filled.tools, session_id)
             self._framed[key] = (
                 filled,

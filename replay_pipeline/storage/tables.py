@@ -84,7 +84,8 @@ def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) 
             columns=None if columns is None else list(columns),
             use_threads=file.metadata.num_rows > _WORTH_THREADS,
         )
-    if (version := version_of(table)) != SCHEMA_VERSION:
+    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
+    if version != SCHEMA_VERSION:
         raise SchemaError(
             f"{path}: schema version {version or 'unknown'}, this program reads {SCHEMA_VERSION}; "
             f"{OF_OTHER_VERSION}"
@@ -93,11 +94,6 @@ def read_table(path: Place, name: str, *, columns: Sequence[str] | None = None) 
     if missing := set(wanted) - set(table.column_names):
         raise SchemaError(f"{path}: columns {sorted(missing)} are missing; {OF_OTHER_VERSION}")
     return table.select(wanted)
-
-
-def version_of(table: pa.Table) -> str:
-    """Return the schema version of a stored table, or an empty text for a file of another program."""
-    return (table.schema.metadata or {}).get(_VERSION_KEY, b"").decode()
 
 
 @contextmanager

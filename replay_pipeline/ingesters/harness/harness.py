@@ -57,15 +57,6 @@ class Harness(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(set(_SLOT.findall(texts)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """The time and place of a request by the log, to fill slots with."""
-
-    cwd: str | None = None
-    model: str | None = None
-    at: datetime | None = None
-
-
 @dataclass(slots=True)
 class Filled:
     """The harness of one state."""
@@ -78,16 +69,22 @@ class Filled:
     """Slots without a value in the log. Lines with such slots are left out."""
 
 
-def fill(harness: Harness, moment: Moment) -> Filled:
+def fill(
+    harness: Harness,
+    *,
+    cwd: str | None = None,
+    model: str | None = None,
+    at: datetime | None = None,
+) -> Filled:
     """Fill the slots from the log. Lines with a slot that has no value are left out."""
     values: dict[str, str] = {}
-    if moment.cwd:
-        values |= {"cwd": moment.cwd, "cwd_slug": slug_of(moment.cwd)}
-        if home := _HOME.match(moment.cwd):
+    if cwd:
+        values |= {"cwd": cwd, "cwd_slug": slug_of(cwd)}
+        if home := _HOME.match(cwd):
             values["home"] = home[0]
-    if moment.at:
-        values |= words_of_day(moment.at)
-    if moment.model and _bare(moment.model) == _bare(harness.model):
+    if at:
+        values |= words_of_day(at)
+    if model and _bare(model) == _bare(harness.model):
         values[OF_THE_MODEL[1:-1]] = ""
     unfilled: set[str] = set()
 

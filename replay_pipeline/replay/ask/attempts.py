@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -82,7 +82,6 @@ class Slots:
     def __init__(self, size: int, *, n_first: int | None = None) -> None:
         self.size = size
         self.limit = float(size if n_first is None else min(size, n_first))
-        self.n_cuts = 0
         self._is_open = n_first is None
         self._limiter = CapacityLimiter(int(self.limit))
         self._last_cut = self._paused_until = float("-inf")
@@ -128,7 +127,6 @@ class Slots:
         if now - self._last_cut >= _COOLDOWN_S:
             self._last_cut = now
             self._allow(max(1.0, self.limit * _DECREASE))
-            self.n_cuts += 1
 
     def resume(self) -> None:
         """End a pause, so that waiting calls see that the run was stopped."""
@@ -210,21 +208,6 @@ class Dispatcher:
         if self.stop.is_set():
             return "stopped"
         return "teacher_stopped" if teacher.name in self.stopped_teachers else None
-
-    async def send(
-        self, teacher: TeacherSpec, body: bytes, *, on_sent: Callable[[], None]
-    ) -> Reply:
-        """Send one request, exactly once."""
-        dialect = dialect_of(teacher)
-        return await self.client.complete(
-            teacher.base_url,
-            body,
-            dialect=dialect,
-            headers=dialect.headers(),
-            key=self.keys[teacher.name],
-            timeout_s=teacher.timeout_s,
-            on_sent=on_sent,
-        )
 
     def meet(self, teacher: TeacherSpec, outcome: Answer | Failure) -> Failure | None:
         """Check which model answered, and stop the teacher if it is the wrong one.
@@ -339,6 +322,11 @@ class _FreeFailure(Exception):  # noqa: N818 (a signal to tenacity, never seen o
 class Attempts:
     """One reservation and the attempts made under it. `bound_nano` is the most that one can cost by the price list."""
 
+    reserved: Reserved
+    """Once money is reserved."""
+    reply: Reply
+    """Once a call was sent."""
+
     def __init__(
         self, dispatcher: Dispatcher, task: LaneQuestion, body: bytes, new: NewCall, bound_nano: int
     ) -> None:
@@ -347,24 +335,25 @@ class Attempts:
         self.body = body
         self.new = new
         self.bound_nano = bound_nano
-        self.reply: Reply | None = None
         self.wrong: Failure | None = None
         self.n_attempts = 0
         self.latency_s = 0.0
-        self.reserved: Reserved | None = None
         self.sent_by = datetime.max.replace(tzinfo=UTC)
-        self.known: Known | None = None
-        self.doubted: tuple[LostCall, ...] = ()
-        self.refused: str | None = None
+        self._not_sent: str | None = None
 
-    async def make(self) -> None:
-        """Send until there is an outcome. Only failures that surely cost nothing are retried.
+    async def make(self) -> Known | InDoubt | str | None:
+        """Send until there is an outcome, or return why nothing was sent.
 
-        Money is reserved before a slot is taken. So a call in a slot waits only for the endpoint,
-        and calls that wait for money can't block calls that hold it.
+        Only failures that surely cost nothing are retried. Money is reserved before a slot is taken. So
+        a call in a slot waits only for the endpoint, and calls that wait for money can't block calls
+        that hold it.
         """
-        if not await self._reserve():
-            return
+        found = await asyncio.wrap_future(self.dispatcher.ledger.reserve(self.new))
+        if isinstance(found, Refused):
+            return "stopped" if found.scope == "stopped" else "budget"
+        if not isinstance(found, Reserved):
+            return found
+        self.reserved, self.sent_by = found, found.sent_by or self.sent_by
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self.dispatcher.retry.max_attempts),
             retry=retry_if_exception_type(_FreeFailure),
@@ -374,6 +363,7 @@ class Attempts:
         )
         with suppress(_FreeFailure):
             await retrying(self._attempt)
+        return self._not_sent
 
     def _wait_s(self, retry_state: RetryCallState) -> float:
         policy = self.dispatcher.retry
@@ -401,7 +391,16 @@ class Attempts:
             self.n_attempts += 1
             self.task.is_asked = True
             start = clock()
-            self.reply = await dispatcher.send(teacher, self.body, on_sent=self._has_left)
+            dialect = dialect_of(teacher)
+            self.reply = await dispatcher.client.complete(
+                teacher.base_url,
+                self.body,
+                dialect=dialect,
+                headers=dialect.headers(),
+                key=dispatcher.keys[teacher.name],
+                timeout_s=teacher.timeout_s,
+                on_sent=self._has_left,
+            )
             self.latency_s = clock() - start
             self.wrong = dispatcher.meet(teacher, self.reply.outcome)
         outcome = self.reply.outcome
@@ -418,7 +417,6 @@ class Attempts:
 
     def _leaves_now(self) -> "Future[None]":
         """Record in the ledger that the call leaves later than it says: its limit counts from then on."""
-        assert self.reserved is not None
         self.sent_by = datetime.now(UTC) + self.new.slack
         return self.dispatcher.ledger.sending(self.reserved.call_id, self.sent_by)
 
@@ -426,29 +424,13 @@ class Attempts:
         if datetime.now(UTC) > self.sent_by:
             self._leaves_now()
 
-    async def _reserve(self) -> bool:
-        result = await asyncio.wrap_future(self.dispatcher.ledger.reserve(self.new))
-        if isinstance(result, Reserved):
-            self.reserved = result
-            self.sent_by = result.sent_by or self.sent_by
-        elif isinstance(result, Known):
-            self.known = result
-        elif isinstance(result, InDoubt):
-            self.doubted = result.lost
-        elif isinstance(result, Refused):
-            kind = result.scope.partition(":")[0]
-            self.refused = "stopped" if kind == "stopped" else "budget"
-        return self.reserved is not None
-
     async def _withdraw(self, reason: str) -> None:
         """Return a reservation that no request was sent for."""
-        assert self.reserved is not None
         # What was taken over from lost calls is still theirs.
         state = "unknown" if self.new.takes_over else "withdrawn"
         settlement = Settlement(call_id=self.reserved.call_id, state=state)
         await asyncio.wrap_future(self.dispatcher.ledger.settle(settlement))
-        self.reserved = None
-        self.refused = reason
+        self._not_sent = reason
 
 
 _MOST_KEPT_BYTES = 1 << 20
@@ -531,73 +513,61 @@ class Books:
         return row
 
     async def lose(
-        self, task: LaneQuestion, call: Attempts, reserved: Reserved, failure: Failure
+        self, task: LaneQuestion, call: Attempts, failure: Failure
     ) -> tuple[LostCall, ...]:
         """Book a call with an unknown outcome at its full reservation, and return all lost calls."""
         logger.warning("%s: %s", task.teacher.name, failure.message)
-        await asyncio.wrap_future(
-            self.ledger.settle(
-                Settlement(
-                    call_id=reserved.call_id,
-                    state="unknown",
-                    n_attempts=call.n_attempts,
-                    error_code=failure.code,
-                    generation_id=failure.generation_id,
-                    sent_at=call.reply.sent_at if call.reply else None,
-                    response=call.reply.body[:_MOST_KEPT_BYTES] if call.reply else None,
-                )
-            )
+        settlement = Settlement(
+            call_id=call.reserved.call_id,
+            state="unknown",
+            n_attempts=call.n_attempts,
+            error_code=failure.code,
+            generation_id=failure.generation_id,
+            sent_at=call.reply.sent_at,
+            response=call.reply.body[:_MOST_KEPT_BYTES],
         )
+        await asyncio.wrap_future(self.ledger.settle(settlement))
         found = await asyncio.to_thread(self.ledger.lookup, [task.question.sha])
         return found.lost.get(task.question.sha, ())
 
     async def keep_unread(
-        self, task: LaneQuestion, reply: Reply, reserved: Reserved, error: Exception
+        self, task: LaneQuestion, call: Attempts, error: Exception
     ) -> TeacherAction:
         """Book a reply that this program can't read, for good, and keep its bytes."""
-        usage = reply.outcome.usage if isinstance(reply.outcome, Answer) else None
-        cost = usage.cost_nano if usage else None
-        if cost is None or cost > _MOST_OVERRUN * reserved.reserved_nano:
-            cost = reserved.reserved_nano
-        row = answer_row(
-            task,
-            cost_usd=usd(cost),
-            finish_reason="error",
-            **unexpected(error),
+        outcome, most = call.reply.outcome, call.reserved.reserved_nano
+        cost = outcome.usage.cost_nano if isinstance(outcome, Answer) else None
+        if cost is None or cost > _MOST_OVERRUN * most:
+            cost = most
+        row = answer_row(task, cost_usd=usd(cost), finish_reason="error", **unexpected(error))
+        settlement = Settlement(
+            call_id=call.reserved.call_id,
+            state="answered",
+            cost_nano=cost,
+            error_code=row.error_code,
+            row=encode_row(row),
+            response=call.reply.body[:_MOST_KEPT_BYTES],
         )
-        await asyncio.wrap_future(
-            self.ledger.settle(
-                Settlement(
-                    call_id=reserved.call_id,
-                    state="answered",
-                    cost_nano=cost,
-                    error_code=row.error_code,
-                    row=encode_row(row),
-                    response=reply.body[:_MOST_KEPT_BYTES],
-                )
-            )
-        )
+        await asyncio.wrap_future(self.ledger.settle(settlement))
         self.newly_spent_nano += cost
         return row
 
     async def settle(
-        self, task: LaneQuestion, call: Attempts, reserved: Reserved, outcome: Answer | Failure
+        self, task: LaneQuestion, call: Attempts, outcome: Answer | Failure
     ) -> TeacherAction:
         """Book a call whose outcome is known, and return its row."""
-        assert call.reply is not None
         made: dict[str, Any] = {"n_attempts": call.n_attempts, "latency_s": call.latency_s}
         takes_over, cost = call.new.takes_over, 0
         if isinstance(outcome, Failure):
             row = failed_row(task, outcome, **made)
             settlement = Settlement(
-                call_id=reserved.call_id,
+                call_id=call.reserved.call_id,
                 # It says nothing of the lost calls whose reservation this one took over.
                 state="unknown" if takes_over else "failed",
                 is_lasting=outcome.is_lasting,
                 error_code=None if takes_over else row.error_code,
             )
         else:
-            verdict = await self._verdict(task, call, outcome, reserved)
+            verdict = await self._verdict(task, call, outcome)
             cost = verdict.cost_nano
             action = with_recorded_names(outcome.action, task.state)
             outcome = checked(task, replace(outcome, action=action), call.wrong)
@@ -608,7 +578,7 @@ class Books:
                 self._count(task, row, outcome, len(call.reply.body))
             recovers = task.lost if outcome.is_replayed and not takes_over else ()
             settlement = Settlement(
-                call_id=reserved.call_id,
+                call_id=call.reserved.call_id,
                 state="answered",
                 cost_nano=cost,
                 error_code=row.error_code,
@@ -627,7 +597,7 @@ class Books:
         await asyncio.wrap_future(self.ledger.settle(settlement))
         self.newly_spent_nano += cost
         self.n_found_out += bool(task.lost)
-        self._learn(task, call, cost, reserved)
+        self._learn(task, call, cost)
         return row
 
     def _tell(self, task: LaneQuestion, verdict: BookedCost) -> None:
@@ -636,11 +606,8 @@ class Books:
             told = f"{verdict.disputed}; the call is booked at ${usd(verdict.cost_nano):.6f}"
             logger.warning("%s: %s", task.teacher.name, told)
 
-    async def _verdict(
-        self, task: LaneQuestion, call: Attempts, answer: Answer, reserved: Reserved
-    ) -> BookedCost:
+    async def _verdict(self, task: LaneQuestion, call: Attempts, answer: Answer) -> BookedCost:
         """Find what an answer cost, together with the lost calls it stands for."""
-        assert call.reply is not None
         price, limit = self.prices[task.teacher.name], task.question.max_completion_tokens
         if answer.is_replayed and dialect_of(task.teacher).name == "openrouter":
             if not task.lost:
@@ -652,7 +619,7 @@ class Books:
             told = "from the router's cache, which has no record of what the answer had cost"
             return BookedCost(cost_nano=min(bound, held), disputed=told)
         verdict = judged(
-            answer, task.question.size, price=price, bound_nano=reserved.reserved_nano,
+            answer, task.question.size, price=price, bound_nano=call.reserved.reserved_nano,
             n_limit=limit, n_reply_bytes=len(call.reply.body),
         )  # fmt: skip
         if call.new.takes_over and not call.reply.has_cache:
@@ -675,13 +642,13 @@ class Books:
                     return paid
         return None
 
-    def _learn(self, task: LaneQuestion, call: Attempts, cost: int, reserved: Reserved) -> None:
+    def _learn(self, task: LaneQuestion, call: Attempts, cost: int) -> None:
         """Report where a provider charged more than can be, reserve more for its next calls.
 
         The factor is what the dearest call cost over its plain bound, never over a reservation
         that held the factor already: that would compound over the calls in flight.
         """
-        if cost <= reserved.reserved_nano:
+        if cost <= call.reserved.reserved_nano:
             return
         name, factor = task.teacher.name, cost / max(1, call.bound_nano)
         self._ratios[name] = min(_MOST_OVERRUN, max(self._ratios.get(name, 1.0), factor * 1.05))

@@ -45,11 +45,11 @@ from replay_pipeline.replay.dialects.replies import LASTING_CODES, OTHER_MODEL, 
 from replay_pipeline.replay.dialects.requests import RequestBuilder
 from replay_pipeline.replay.dialects.sizes import Learned, merged_ratios
 from replay_pipeline.replay.money.calls import (
+    InDoubt,
     Known,
     LedgerEntries,
     LostCall,
     NewCall,
-    Reserved,
     decode_row,
 )
 from replay_pipeline.replay.money.ledger import Ledger, add_learned, read_learned
@@ -664,42 +664,39 @@ class Replay:
         bound_nano = self.books.bound_nano(task)
         new = self._new_call(task, body_sha, bound_nano)
         call = Attempts(self.dispatcher, task, body, new, bound_nano)
-        await call.make()
-        if call.known:
-            return self.know(task, call.known)
-        if call.doubted:
-            # Its process died after this run had looked: come back when it is surely over.
-            self.lose(task, call.doubted)
-            self._later.append(task)
-        elif call.reserved is None and call.refused == "budget":
-            self._short.append(task)
-        elif call.reserved is None or call.reply is None:
-            self.skip(task, call.refused or "stopped")
-        else:
-            self.n_sent += 1
-            return await self._book(task, call, call.reserved)
+        match await call.make():
+            case None:
+                self.n_sent += 1
+                return await self._book(task, call)
+            case Known() as known:
+                return self.know(task, known)
+            case InDoubt() as doubt:
+                # Its process died after this run had looked: come back when it is surely over.
+                self.lose(task, doubt.lost)
+                self._later.append(task)
+            case "budget":
+                self._short.append(task)
+            case reason:
+                self.skip(task, reason)
         return None
 
-    async def _book(
-        self, task: LaneQuestion, call: Attempts, reserved: Reserved
-    ) -> TeacherAction | None:
+    async def _book(self, task: LaneQuestion, call: Attempts) -> TeacherAction | None:
         """Have a call that was sent booked, and return its row by what came back, or None if that was lost.
 
         Raises:
             LedgerError: the booking failed.
         """
-        assert call.reply is not None
         outcome = call.reply.outcome
         try:
             if isinstance(outcome, Failure) and outcome.may_be_paid:
-                self.lose(task, await self.books.lose(task, call, reserved, outcome))
+                self.lose(task, await self.books.lose(task, call, outcome))
                 task.n_lost += 1
                 # A call that outlasted its time limit outlasts it again.
                 is_worth_it = outcome.code not in ("no_reply", "given_up")
                 if is_worth_it and task.n_lost <= _MAX_SENT_AGAIN:
                     self._later.append(task)
                 return None
-            row = await self.books.settle(task, call, reserved, outcome)
+            row = await self.books.settle(task, call, outcome)
             if isinstance(outcome, Failure) and outcome.stops_teacher:
                 self.dispatcher.stop_teacher(task.teacher, outcome)
             return row
@@ -707,7 +704,7 @@ class Replay:
             raise
         except Exception as error:
             logger.exception("the answer of %s at %s", task.teacher.name, task.state_id)
-            return await self.books.keep_unread(task, call.reply, reserved, error)
+            return await self.books.keep_unread(task, call, error)
 
     async def _may_ask_again(self, task: LaneQuestion, body_sha: str) -> bool:
         """Settle what can be known of lost calls; then whether the question may be asked again.

@@ -179,9 +179,7 @@ class Buyer:
 
     def _in_order(self) -> Iterator[list[Choice]]:
         """Ask everybody, state after state."""
-        while self._next_in_order < len(self.order):
-            state = self.order[self._next_in_order]
-            self._next_in_order += 1
+        for state in self._new_states():
             if choices := [Choice(state, number) for number in self._left_at(state)]:
                 yield choices
 

@@ -190,8 +190,8 @@ def what_is_left(plan: Plan, *, ceiling_usd: float | None = None) -> Estimate:
     seen = _Answered(plan, buyer.teachers)
     votes = _Votes(plan, buyer.teachers, seen, chance)
     lanes = _lanes(plan, votes, buyer.teachers, chance)
-    rows = tuple(lane.row for lane in lanes if lane.row)
-    by_state: Array = sum((lane.usd_S_D for lane in lanes), np.zeros((len(plan.states), _N_DRAWS)))
+    rows = tuple(row for _, row in lanes if row)
+    by_state: Array = sum((usd_S_D for usd_S_D, _ in lanes), np.zeros((len(plan.states), _N_DRAWS)))
     total = by_state.sum(axis=0)
     low, high = _ends(total)
     n_left = round(float(votes.is_left.sum(axis=0).mean()))
@@ -213,7 +213,7 @@ def what_is_left(plan: Plan, *, ceiling_usd: float | None = None) -> Estimate:
         else _covered(
             buyer.order,
             by_state,
-            lanes[0].usd_S_D if plan.policy.is_wide else by_state,
+            lanes[0][0] if plan.policy.is_wide else by_state,
             votes,
             ceiling_usd,
             n_left,
@@ -587,22 +587,16 @@ def _assumed(agent: Array, teachers: Array, n_agent: int, n_most: int, n_groups:
 # --- what it costs --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    usd_S_D: Array
-    row: TeacherEstimate | None
-
-
 def _lanes(
     plan: Plan, votes: _Votes, teachers: Sequence[int], chance: np.random.Generator
-) -> list[_Lane]:
+) -> list[tuple[Array, TeacherEstimate | None]]:
     """Play the lanes of all teachers, and again with a larger share for looks if the run is small."""
 
-    def played(share: float) -> list[_Lane]:
+    def played(share: float) -> list[tuple[Array, TeacherEstimate | None]]:
         return [_lane_usd(plan, number, votes.asked[number], chance, share) for number in teachers]
 
     lanes = played(plan.looks_share)
-    total_usd = sum(float(lane.usd_S_D.sum(axis=0).mean()) for lane in lanes)
+    total_usd = sum(float(usd_S_D.sum(axis=0).mean()) for usd_S_D, _ in lanes)
     first_usd = total_usd / (1 + plan.looks_share)  # or more
     if 0 < plan.looks_share * first_usd < LEAST_LOOKS_USD:
         return played(LEAST_LOOKS_USD / first_usd)
@@ -611,7 +605,7 @@ def _lanes(
 
 def _lane_usd(
     plan: Plan, number: int, asked: Array, chance: np.random.Generator, looks_share: float
-) -> _Lane:
+) -> tuple[Array, TeacherEstimate | None]:
     """Play the lanes of a teacher: what each of its calls costs, by state and draw."""
     teacher = plan.teachers[number]
     price, learned = plan.prices[teacher.name], plan.learned.get(teacher.name, Learned())
@@ -664,7 +658,7 @@ def _lane_usd(
             n_bound += (made * (1 + asked_on)).mean() * bound
         in_cache[state] = np.where(made, weighted, last)
     if not n_calls:
-        return _Lane(usd_S_D, None)
+        return usd_S_D, None
     row = TeacherEstimate(
         teacher=teacher.name,
         model=teacher.model,
@@ -678,7 +672,7 @@ def _lane_usd(
         price_date=price.date,
         adaptations=plan.adaptations.get(teacher.name, ()),
     )
-    return _Lane(usd_S_D, row)
+    return usd_S_D, row
 
 
 def _most_tokens(task: LaneQuestion, learned: Learned) -> int:

@@ -61,7 +61,6 @@ class Price:
     """When the list was fetched, ISO 8601 in UTC."""
     canonical_slug: str | None = None
     """The dated name of the model that the price list describes."""
-    context_length: int | None = None
     max_completion_tokens: int | None = None
     supported_parameters: tuple[str, ...] = ()
     has_cache: bool = False
@@ -143,7 +142,6 @@ class _Listed(msgspec.Struct):
 
     pricing: dict[str, Any]
     canonical_slug: str | None = None
-    context_length: int | None = None
     max_completion_tokens: int | None = None
     supported_parameters: list[str] = []
 
@@ -177,7 +175,6 @@ class PriceBook:
             str(model["id"]): _Listed(
                 pricing=model.get("pricing") or {},
                 canonical_slug=model.get("canonical_slug"),
-                context_length=model.get("context_length"),
                 max_completion_tokens=(model.get("top_provider") or {}).get(
                     "max_completion_tokens"
                 ),
@@ -224,7 +221,6 @@ class PriceBook:
             source=f"{teacher.base_url}/models",
             date=known.fetched_at.isoformat(timespec="seconds"),
             canonical_slug=listed.canonical_slug,
-            context_length=listed.context_length,
             max_completion_tokens=listed.max_completion_tokens,
             supported_parameters=tuple(listed.supported_parameters),
         )

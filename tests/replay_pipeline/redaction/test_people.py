@@ -376,7 +376,8 @@ def test_home_folders_are_found_with_every_separator():
     ]
 
 
-def test_a_login_name_of_two_letters_is_nobodys_working_directory():
-    assert user_of("/home/ab/shop") is None
+def test_a_working_directory_tells_its_user():
+    for nobodys in ("/home/ab/shop", "/home/runner/work", "/srv/app", None):
+        assert user_of(nobodys) is None
     assert user_of("/home/abc/shop") == "abc"
     assert user_of("/home/ab/x/Users/kimlee/shop") == "kimlee"

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from benchmarks.planted_secrets import kinds, planted
 from replay_pipeline.ingesters.log_rows import Cleaner
-from replay_pipeline.redaction.people import user_of
 from replay_pipeline.redaction.redactor import Redactor, find_secrets, find_secrets_in
 from replay_pipeline.redaction.scanning import suspects_in
 from replay_pipeline.redaction.secret_rules import SecretHit, own_hits
@@ -216,13 +215,6 @@ def test_a_known_login_name_is_replaced_where_it_is_an_account():
     assert Redactor().text(text, users=users) == (
         "user@box:~$ git checkout user/fix\n-rw-r--r-- 1 user staff 12 kimlees akimlee.py"
     )
-
-
-def test_user_of_a_working_directory():
-    assert user_of("/Users/kimlee/shop") == "kimlee"
-    assert user_of("/home/runner/work") is None
-    assert user_of("/srv/app") is None
-    assert user_of(None) is None
 
 
 @pytest.mark.parametrize(

@@ -200,23 +200,6 @@ def test_the_database_itself_refuses_to_pass_a_limit(tmp_path):
     database.close()
 
 
-def test_a_closed_ledger_leaves_open_calls_unknown_and_their_money_held(tmp_path):
-    with Ledger(tmp_path / "l", is_durable=False) as ledger:
-        ledger.open_scopes((), {"day:x": 100})
-        ledger.reserve(call("a", 30)).result(timeout=60)
-        waiting = ledger.reserve(call("b", 90))
-    with pytest.raises(LedgerError, match="was closed"):
-        waiting.result(timeout=60)
-    assert scopes_of(tmp_path / "l")["day:x"] == [0, 0, 30, 0]
-    with Ledger(tmp_path / "l", is_durable=False) as again:
-        in_doubt = again.reserve(call("a", 30)).result(timeout=60)
-        [orphan] = in_doubt.lost
-        retried = again.reserve(call("a", 30, lost=(orphan.call_id,))).result(timeout=60)
-        again.settle(answered(retried, 4, recovers=(orphan.call_id,))).result(timeout=60)
-    assert scopes_of(tmp_path / "l")["day:x"] == [4, 0, 0, 0]
-    assert ledger_status(tmp_path / "l").calls == {"answered": 1, "recovered": 1}
-
-
 def test_a_limit_can_be_lowered_below_what_is_spent_and_then_nothing_more_fits(tmp_path):
     with Ledger(tmp_path / "l", is_durable=False) as ledger:
         ledger.open_scopes((), {"day:x": 100})

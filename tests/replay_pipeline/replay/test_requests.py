@@ -255,7 +255,7 @@ def test_a_price_without_a_cache_has_its_tokens_at_the_price_of_the_others():
     assert Price.of({"prompt": "0.000001", "completion": 4e-6}) == Price(
         prompt=1_000_000, completion=4_000_000, cache_read=1_000_000, cache_write=1_000_000,
         reasoning=4_000_000, request=0, source="configured", date="", canonical_slug=None,
-        context_length=None, max_completion_tokens=None, supported_parameters=(), has_cache=False,
+        max_completion_tokens=None, supported_parameters=(), has_cache=False,
     )  # fmt: skip
 
 
@@ -394,7 +394,7 @@ def test_all_that_a_price_list_says_of_a_model_is_known_to_the_next_process(tmp_
     known = {"source": "https://x/v1/models", "date": "2026-11-01T12:30:05+00:00"}
     teacher = TeacherSpec(name="t", model="b", base_url="https://x/v1")
     assert book.price(teacher) == Price.of(
-        FULL, **known, canonical_slug="b-2026", context_length=8192, max_completion_tokens=512,
+        FULL, **known, canonical_slug="b-2026", max_completion_tokens=512,
         supported_parameters=("tools", "seed"),
     )  # fmt: skip
     free = book.price(teacher.model_copy(update={"model": "a"}))

@@ -14,7 +14,6 @@ from replay_pipeline.ingesters.harness.harness import (
     OF_THE_MODEL,
     Harness,
     HarnessStore,
-    Moment,
     fill,
     system_prompt,
 )
@@ -91,7 +90,7 @@ def test_a_line_of_the_model_is_shown_for_the_model_of_the_recording_alone():
         ("anthropic/claude-sonnet-4-5-20250929", "Be quick."),
         ("claude-opus-5", ""),
     ):
-        filled = fill(HARNESS, Moment(cwd="/home/kim/tide", model=model))
+        filled = fill(HARNESS, cwd="/home/kim/tide", model=model)
         assert filled.system[1] == f"Work in /home/kim/tide.\n{last}"
         assert ("of_the_model" in filled.unfilled) == (not last)
 
