@@ -338,9 +338,9 @@ class LookAnswer:
     """What a client would have answered to one call of a look."""
 
     text: str
-    source: Literal["files", "log", "fixed", "command", "run"]
+    source: Literal["files", "log", "fixed", "command", "run", "unknown"]
     """Read from the files as they were, recorded for the same call, always the same, a look that ran on those
-    files, or what an action left behind there."""
+    files, what an action left behind there, or that nobody knows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -357,6 +357,11 @@ class Look:
     n_cached_tokens: int | None = None
     n_completion_tokens: int | None = None
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether each of its calls was answered as a client would have."""
+        return all(answer.source != "unknown" for answer in self.answers)
+
     def messages(self) -> list[Message]:
         """Return what the step adds to a prompt: the action, and a result for each of its calls."""
         results = [
@@ -369,7 +374,7 @@ class Look:
 STILL_LOOKING = "still_looking"
 """The teacher looked as often as it may, or for as much as looks may cost, and did nothing yet."""
 CANNOT_LOOK = "cannot_look"
-"""Nobody can truly say what it would have seen."""
+"""Nobody can truly say what it would have seen, or it ended its turn when it was told so of a call."""
 UNFINISHED = "unfinished"
 """It waits for the next run."""
 ONLY_LOOKED = (STILL_LOOKING, CANNOT_LOOK, UNFINISHED)

@@ -316,8 +316,9 @@ def _prompt(it: Proposal, looks: Iterable[Look]) -> PromptState:
 
 
 def _looks_needed(it: Proposal, seen: Iterable[tuple[Look, ...]]) -> tuple[Look, ...]:
-    """Return the fewest looks of a teacher after which nothing speaks against the chosen side any more."""
-    longer = sorted(filter(None, seen), key=len)
+    """Return the fewest looks of a teacher, all answered, after which nothing speaks against the chosen side any more."""
+    known = (looks for looks in seen if looks and all(look.is_known for look in looks))
+    longer = sorted(known, key=len)
     clear = (looks for looks in longer if _prompt(it, looks).obstacle(it.chosen) is None)
     return next(clear, ())
 

@@ -147,7 +147,7 @@ def continuation_rows(
             action = canonical_action(
                 step.action or {}, cwd=state.get("cwd"), tools=state.get("tools") or None
             )
-            if not action.is_valid:
+            if not (action.is_valid and all(look.is_known for look in step.looks)):
                 continue
             row = {
                 **_shared(state),

@@ -305,6 +305,7 @@ def answer_facts(_: Overview, receipt: Receipt) -> Mapping[str, Any]:
         "tokens": markdown_table([report["tokens"]]),
         "errors": bars(report["errors"]),
         "only_looked": bars(report.get("only_looked") or {}),
+        "looks_answered_by": bars(report.get("looks_answered_by") or {}),
         "not_asked": bars(report["skipped"]),
     }
 

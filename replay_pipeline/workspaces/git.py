@@ -3,6 +3,7 @@
 Nothing is fetched, so objects that a partial clone lacks are missing.
 """
 
+import re
 import subprocess
 import threading
 from bisect import bisect_right
@@ -108,8 +109,11 @@ class Repository:
 
     def has(self, revision: str) -> bool:
         """Return whether the beginning of a commit's id names one, with a file in it behind a `:`."""
-        begin, _, path = revision.partition(":")
+        commit, _, path = revision.partition(":")
+        begin, *back = re.split(r"(?=[~^])", commit, maxsplit=1)
         found = [commit for name, commit in self.commits.items() if name.startswith(begin)]
+        if back and path:
+            return False
         return len(found) == 1 and (not path or self.blob_id(found[0].tree, path) is not None)
 
     @cached_property
@@ -179,6 +183,11 @@ class Repository:
         name = self._git("rev-parse", "--abbrev-ref", "HEAD").strip()
         return name if name in self.tips else None
 
+    @cached_property
+    def trunks(self) -> set[str]:
+        """Return the branches of `main`, `master`, and what is checked out that there are."""
+        return {*filter(None, ("main", "master", self.default_branch))} & self.tips.keys()
+
     def line(self, branch: str) -> set[str]:
         """Return the commits that were once the newest of a branch: its tip and its first parents."""
         if branch not in self._line_ids:
@@ -197,15 +206,22 @@ class Repository:
         return self._lines[branch]
 
     def own_at(self, branch: str, moment: float) -> GitCommit | None:
-        """Return a branch's newest own commit whose change was made by a moment, even if it was rebased later."""
+        """Return a branch's newest own commit whose change was made by a moment, even if it was rebased later.
+
+        Before the first one it is the commit on which the branch began.
+        """
         if branch not in self._own:
             self._own[branch] = self._own_commits(branch) if branch in self.tips else []
+        *_, first = (None, *self._own[branch])
+        if first is not None and first.authored > moment and first.parents:
+            # It began there, or was rebased onto it later.
+            begin = self.commits.get(first.parents[0])
+            return begin if begin is not None and begin.committed <= moment else None
         return next((each for each in self._own[branch] if each.authored <= moment), None)
 
     def _own_commits(self, branch: str) -> list[GitCommit]:
-        """Return a branch's first parents down to `main`, `master`, or what is checked out; the newest first."""
-        trunks = {"main", "master", self.default_branch} & self.tips.keys() - {branch}
-        main = {commit_id for trunk in trunks for commit_id in self.line(str(trunk))}
+        """Return a branch's first parents down to another trunk; the newest first."""
+        main = {commit_id for trunk in self.trunks - {branch} for commit_id in self.line(trunk)}
         return [*takewhile(lambda each: each.id not in main, reversed(self._line(branch)))]
 
     def tip_at(self, branch: str, moment: float) -> GitCommit | None:

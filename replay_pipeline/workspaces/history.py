@@ -19,6 +19,7 @@ from replay_pipeline.workspaces.sightings import (
     Sighting,
     Sightings,
     part_of,
+    parts_in,
     path_of,
     paths_of,
     text_after,
@@ -202,15 +203,11 @@ class History:
                 names = [name for name in tree.repository.commits if name.startswith(begin)]
                 commit_id = names[0] if len(names) == 1 else begin
                 tree.told.append(Told(step.answered, step.call_id, step.branch, commit_id, is_move))
-        elif step.name == "Read" and not step.is_error:
-            path = path_of(step)
-            tree = self.tree_of(path) if path else None
-            part = part_of(step)
-            if path is not None and tree is not None and part is not None:
-                evidence = Evidence(
-                    step.answered, step.call_id, tree.relative(path), part, step.branch
-                )
-                tree.add(evidence)
+        elif not step.is_error:
+            for path, part in parts_in(step):
+                if (tree := self.tree_of(path)) is not None:
+                    name = tree.relative(path)
+                    tree.add(Evidence(step.answered, step.call_id, name, part, step.branch))
 
     def head(self, tree: WorkingTree) -> str | None:
         """Return the commit that is surely checked out in a working tree at this time, or None if nobody says."""
@@ -245,7 +242,9 @@ class History:
                 is_soon = later.moment - self._now[1] < _SOON_S and not (
                     tree is not None and tree.is_touched(self._now[1], later.moment)
                 )
-                is_same = is_soon if known is None else known.text == later.part.text
+                # Where a command came in between that may have changed it, it is as it was found behind it.
+                is_new = known is None or (tree is not None and tree.touched > known.moment)
+                is_same = (is_new and is_soon) or (known and known.text) == later.part.text
                 return TreeFile(later.part.text, "log", is_sure=is_same, origin=later.call_id)
         if tree is None:
             return self._of_log(known, later) if known is not None else None

@@ -254,8 +254,8 @@ def _of_command(at: LookPlace, command: str, sandbox: Sandbox) -> LookAnswer | N
     cwd = at.step.cwd or "/"
     tree = at.history.tree_of(cwd)
     shown = shown_by(command, cwd) if tree is not None else None
-    if tree is None or shown is None:
-        return None
+    if tree is None or shown is None or (shown.lists and tree.root in shown.folders):
+        return None  # what git ignores lies mostly in the root
     head = at.history.head(tree)
     named = [each.replace("HEAD", head or "?") for each in shown.commits]
     if not all(map(tree.repository.has, named)):
@@ -268,7 +268,7 @@ def _of_command(at: LookPlace, command: str, sandbox: Sandbox) -> LookAnswer | N
             return None
         key = tuple(sorted(found.items()))
         if key not in printed:
-            printed[key] = _printed(at, tree, shown, command, found, sandbox)
+            printed[key] = _printed(at, tree, shown, found, sandbox)
         return printed[key]
 
     return _agreed(at.history, answer, shown.files)
@@ -278,7 +278,10 @@ def _files_of(files: Tree, tree: WorkingTree, shown: Shown) -> dict[str, bytes] 
     """Return the files that a command shows, by path relative to the root, or None if one isn't there."""
     paths = set(shown.files)
     for folder in shown.folders:
-        paths.update(files.below(folder) or ())
+        below = files.below(folder)
+        if not below:
+            return None  # what is not there is complained of in other words
+        paths.update(below)
     found = {}
     for path in paths:
         file = files.file(path) if is_below(path, tree.root) else None
@@ -301,7 +304,6 @@ def _printed(
     at: LookPlace,
     tree: WorkingTree,
     shown: Shown,
-    command: str,
     files: dict[str, bytes],
     sandbox: Sandbox,
 ) -> LookAnswer | None:
@@ -314,8 +316,11 @@ def _printed(
         if not sandbox.can_read(objects):
             return None
         files |= git_files(tree.repository, commits[head], at.step.branch, at.step.answered)
-    cwd = at.step.cwd or "/"
-    ran = sandbox.run(command, root=tree.root, files=files, cwd=cwd, objects=objects)
+    run = partial(sandbox.run, root=tree.root, files=files, cwd=at.step.cwd or "/", objects=objects)
+    ran = run(shown.run)
+    whole = run(shown.uncut) if shown.uncut is not None else ran
+    if sorted(whole.output.split("\n")) != sorted(ran.output.split("\n")):
+        return None
     if ran.status == 0 and ran.output.strip():
         return LookAnswer(text=ran.output.strip("\n").rstrip(), source="command")
     if ran.status == 0 or (ran.status == 1 and shown.can_find_nothing and not ran.output):

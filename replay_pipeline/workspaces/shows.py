@@ -23,7 +23,10 @@ _PROGRAMS = {
     "uniq": ("cdui", "fsw"),
     "wc": ("lwcm", ""),
     "nl": ("", "bw"),
+    "tr": ("cds", ""),
     "echo": ("", ""),
+    "pwd": ("", ""),
+    "ls": ("1", ""),
     "cd": ("", ""),
     "git": ("ps", "nU"),
 }
@@ -31,13 +34,19 @@ _PROGRAMS = {
 _WITH_SCRIPT = frozenset({"sed", "grep", "egrep", "fgrep"})
 """Programs whose first operand is no file, unless `-e` stands before it."""
 _OF_GIT = frozenset({"show", "log", "diff"})
-_OTHER_ON_MACS = frozenset({"wc", "nl"})
-"""Programs that fill up numbers with other blanks there."""
+_NO_FILES = frozenset({"echo", "pwd", "tr"})
+_OTHER_ON_MACS = {("nl", 0), ("nl", 1), ("uniq", 1), ("wc", 0), ("wc", 2), ("wc", 3)}
+"""Programs and numbers of options with which they fill up numbers with other blanks there."""
+_AS_ON_MACS = """wc() { command wc "$@" | while read -r n more; do printf '%8d%s\\n' "$n" "${more:+ $more}"; done; }; """
+"""Defines a `wc` with one number that fills it up with blanks as there."""
+_ALL = "head() { cat; }; tail() { cat; }; "
+"""Defines them so that a pipe shows all."""
 _LONG = re.compile(
     r"--(?:(?:include|exclude|exclude-dir)=.*|color=never|no-color|line-number|count|oneline|stat|name-only|"
-    r"name-status|(?:format|pretty)=[^%]*(?:%[hHsTtPpBb%n][^%]*)*|no-patch|reverse|shortstat|numstat)"
+    r"name-status|(?:format|pretty)=[^%]*(?:%[hHsTtPpBb%n][^%]*)*|no-patch|reverse|shortstat|numstat|"
+    r"no-merges|first-parent|ancestry-path|follow)"
 )
-_COMMIT = re.compile(r"(?:HEAD|[0-9a-f]{7,40})(?::[^:]+)?")
+_COMMIT = re.compile(r"(?:HEAD|[0-9a-f]{7,40})(?:[~^]\d*)*(?::[^:]+)?")
 _WORDS = re.compile(
     r"""(?P<blank>[ \t]+)|(?P<to>2>(?:&1|[ ]*/dev/null))|(?P<joint>&&|\|\|?|;)"""
     r"""|'(?P<single>[^']*)'|"(?P<double>(?:[^"\\$`]|\\[^\n]|\$(?=["\\|) ]))*)"|\\(?P<sign>[^\n])"""
@@ -58,6 +67,12 @@ class Shown(NamedTuple):
     """Commits: `HEAD` or the beginning of an id, some with a file in them behind a `:`."""
     can_find_nothing: bool
     """Whether it ends with status 1 if it finds nothing."""
+    lists: bool
+    """Whether it lists folders."""
+    run: str
+    """The command, with what it needs to print the same in the sandbox."""
+    uncut: str | None
+    """The same without `head` and `tail` where these cut what is found in folders: which come first, nobody knows."""
 
 
 class _UnknownError(ValueError):
@@ -77,40 +92,47 @@ def shown_by(command: str, cwd: str) -> Shown | None:
         cwd: the folder in which it runs, absolute.
     """
     files, folders, commits, names = set[str](), set[str](), set[str](), set[str]()
-    name, is_mac = "", cwd.startswith("/Users/")
+    name, is_mac, run = "", cwd.startswith("/Users/"), command
     try:
         for joint, words in _commands(command):
             name = words[0].text
-            if name not in _PROGRAMS or (is_mac and name in _OTHER_ON_MACS):
+            if name not in _PROGRAMS:
                 return None
             names.add(name)
             flags, operands = _read(name, words[1:])
+            if is_mac and (name, len(flags)) in _OTHER_ON_MACS:
+                return None
             if name == "cd":
                 if joint == "|" or len(operands) != 1 or operands[0].has_glob:
                     return None
                 cwd = absolute(operands[0].text, cwd)
             elif name == "git":
                 commits |= _commits_in(operands)
-            elif name != "echo":
+            elif name not in _NO_FILES:
                 if name in _WITH_SCRIPT and "e" not in flags:
                     operands = operands[1:]
-                places = operands or [_Word(".", has_glob=False)] * bool(flags & {"r", "R"})
+                is_of_many = name == "ls" or bool(flags & {"r", "R"})
+                places = operands or [_Word(".", has_glob=False)] * is_of_many
                 if not places and joint != "|":
                     return None  # it would wait for what somebody types
                 for word in places:
-                    is_many = word.has_glob or flags & {"r", "R"}
+                    is_many = word.has_glob or is_of_many
                     path = absolute(_before_glob(word), cwd)
                     (folders if is_many else files).add(path)
     except _UnknownError:
         return None
-    is_cut = bool(names & {"head", "tail"})
-    if not (files or folders or commits) or (folders and is_cut):
-        return None  # which files come first goes by the shell and its language
+    if is_mac and "wc" in names:
+        run = _AS_ON_MACS + run
+    if not (files or folders or commits or names == {"pwd"}):
+        return None
     return Shown(
         frozenset(files),
         frozenset(folders),
         commits=frozenset(commits),
         can_find_nothing=name.endswith("grep"),
+        lists="ls" in names,
+        run=run,
+        uncut=_ALL + run if folders and names & {"head", "tail"} else None,
     )
 
 

@@ -13,6 +13,9 @@ from replay_pipeline.workspaces.logs import Log, LoggedCall
 from replay_pipeline.workspaces.tools import ToolResult, replaced
 
 _NUMBERED = re.compile(r"^\s*(\d+)(?:→|\t)(.*)$", re.MULTILINE)
+_FOUND = re.compile(r"^(?:([^:\n]+):)?(\d+):(?!\[Omitted)(.*)$", re.MULTILINE)
+_MOST_FOUND = 4
+"""Files of one search that tell of the commit: no search may outweigh what was read."""
 _WRITERS = frozenset(("Edit", "MultiEdit", "Write", "NotebookEdit"))
 LONGEST_GAP_S = 6 * 3600.0
 
@@ -137,6 +140,18 @@ def part_of(step: LoggedCall) -> Part | None:
     # Without the client's record, a text that was cut at the longest answer looks like a whole one.
     is_whole = not {"offset", "limit"} & step.arguments.keys() and len(found) < 1_990
     return Part(int(found[0][0]), tuple(text for _, text in found), is_whole)
+
+
+def parts_in(step: LoggedCall) -> Iterator[tuple[str, Part]]:
+    """Yield lines that a call showed of files, with their paths: of a search, the last line that it found in each."""
+    if step.name == "Read" and (path := path_of(step)) and (part := part_of(step)):
+        yield path, part
+    if step.name == "Grep" and step.arguments.get("output_mode") == "content":
+        place = absolute(str(step.arguments.get("path") or ""), step.cwd or "/")
+        found = {name: (int(n), text) for name, n, text in _FOUND.findall(step.text)}
+        for name, (number, text) in list(found.items())[:_MOST_FOUND]:
+            path = absolute(name, step.cwd or "/") if name else place
+            yield path, Part(number, (text,), is_whole=False)
 
 
 def text_after(step: LoggedCall) -> str | None:

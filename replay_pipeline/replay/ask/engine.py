@@ -537,7 +537,12 @@ class Replay:
                 del self._waiting[step.index]
             nexts = [step.then for step, _ in chosen if step.then is not None]
             steps = [step for step in nexts if not self._is_taken(step)]
-        return [(step.teacher, deque([step])) for step in steps]
+        # Of one session one after the other: if the cache has forgotten the first steps, each reads what the last wrote.
+        lanes: dict[tuple[str, str], tuple[TeacherSpec, deque[LaneQuestion]]] = {}
+        for step in sorted(steps, key=lambda step: step.state_index):
+            key = self.places[step.state_index].session, step.teacher.name
+            lanes.setdefault(key, (step.teacher, deque()))[1].append(step)
+        return [*lanes.values()]
 
     def _end_looks(self) -> None:
         """End the questions behind whose looks nobody may be asked on. Those of a stopped run stay open."""

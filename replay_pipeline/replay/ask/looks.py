@@ -39,7 +39,7 @@ _MARGIN = 1.1
 """Of what looks may cost, the next one is taken to need a tenth more than the last ones."""
 
 AnswerLooks = Callable[[TraceState, Message], Sequence[LookAnswer] | None]
-"""Returns what each call of a look would have shown at a state, or None if that can't be known."""
+"""Returns what each call of a look would have shown at a state, or None if that can't be known of any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,10 @@ class Looks:
             return
         tools = state.get("tools") or None
         if purpose_of(canonical_action(action, cwd=state.get("cwd"), tools=tools)) is None:
-            return  # it acts, or no client could carry it out
+            # It acts, or no client could carry it out. What it only says may be about what it could not see.
+            is_told = bool(action.get("tool_calls")) or all(look.is_known for look in step.looks)
+            step.ended_by = None if is_told else CANNOT_LOOK
+            return
         if len(step.looks) >= self.most:
             step.ended_by = STILL_LOOKING
         elif (answers := self.answer(state, action)) is None:

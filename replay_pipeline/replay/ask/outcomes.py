@@ -164,6 +164,11 @@ def replay_facts(report: ReplayReport) -> dict[str, Any]:
         "n_rehearsed": sum(row.is_rehearsal for row in answered),
         "errors": dict(Counter(row.error_code for row in failed)),
         "only_looked": dict(Counter(row.error_code for row in looked)),
+        "looks_answered_by": dict(
+            Counter(
+                told.source for row in report.actions for look in row.looks for told in look.answers
+            )
+        ),
         "failed_usd": round(sum(row.cost_usd for row in failed) + report.unknown_usd, 9),
         "is_complete": report.stop_reason in ("completed", "mostly_failed")
         and not report.n_open

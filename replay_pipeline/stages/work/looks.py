@@ -2,7 +2,8 @@
 
 A look that the agent made itself, with nothing changed in between, has its recorded answer. A look at files or
 commits is answered from the files as they were; commands that only show these run in the sandbox, if it is there.
-A list of things to do is always answered alike. What none of these tells stays unanswered.
+A list of things to do is always answered alike. What none of these tells is said
+to be not available if another call of the message has an answer, and else stays unanswered.
 """
 
 import json
@@ -42,7 +43,12 @@ _TODOS = (
     "Todos have been modified successfully. Ensure that you continue to use the todo list to track your "
     "progress. Please proceed with the current tasks if applicable"
 )
-_CREATED = re.compile(r"Task #(\d+) created")
+_TASKS = re.compile(r"Task #(\d+) created|Updated task #(\d+) |^#(\d+) \[", re.MULTILINE)
+_UNKNOWN = LookAnswer(
+    text="<tool_use_error>Not available: this session is replayed, and nobody kept what this call would show. "
+    "Go on without it.</tool_use_error>",
+    source="unknown",
+)
 _SHOWN_BEFORE = "File unchanged since last read"
 
 
@@ -74,16 +80,17 @@ class LoggedLooks:
                 at.history.repository.close()
 
     def __call__(self, state: TraceState, action: Message) -> list[LookAnswer] | None:
-        """Return what each call would have shown, or None where that can't be known."""
+        """Return what each call would have shown, or None where that can't be known of any that looks."""
         with self._lock:
             calls = canonical_action(action, cwd=state.get("cwd")).calls
             answers = [self._answer(state, call) for call in calls]
-        return None if None in answers else [each for each in answers if each is not None]
+        is_any = any(each is not None and each.source != "fixed" for each in answers)
+        return None if None in answers and not is_any else [each or _UNKNOWN for each in answers]
 
     def _answer(self, state: TraceState, call: Call) -> LookAnswer | None:
-        if (text := _of_books(call, state["messages"])) is not None:
-            return LookAnswer(text=text, source="fixed")
         at = self._position(state)
+        if (text := _of_books(call, state["messages"], at)) is not None:
+            return LookAnswer(text=text, source="fixed")
         if at is None:
             return None
         names, hide = self._hiding(state, at)
@@ -116,7 +123,7 @@ class LoggedLooks:
                 c for step in steps for c in canonical_action(step, cwd=state.get("cwd")).calls
             ]
             real = [TriedCall(call.name, restored(call.values(), names)) for call in calls]
-            books = [_of_books(call, state["messages"]) for call in calls]
+            books = [_of_books(call, state["messages"], at) for call in calls]
             run = [call for call, text in zip(real, books, strict=True) if text is None]
             if any(is_hidden(call.arguments) for call in run):
                 return None
@@ -204,10 +211,17 @@ def _changes(call: Call, look: Call) -> bool:
     )
 
 
-def _of_books(call: Call, messages: Sequence[Message]) -> str | None:
+def _of_books(call: Call, messages: Sequence[Message], at: LookPlace | None) -> str | None:
     """Return what a client always answers to bookkeeping, or None where that depends on the client."""
     values = call.values()
-    told = _CREATED.findall(json.dumps([m for m in messages if m.get("role") == "tool"]))
+    texts = [str(m.get("content")) for m in messages if m.get("role") == "tool"]
+    # A prompt may have lost what the log has.
+    before = () if at is None else (s for s in at.steps[: at.order] if s.session == at.step.session)
+    own = [step for step in before if step.name.startswith("Task")]
+    texts += (step.text for step in own)
+    told = {
+        number for text in texts for found in _TASKS.findall(text) for number in found if number
+    }
     match call.name:
         case "TodoWrite":
             return _TODOS
@@ -215,14 +229,14 @@ def _of_books(call: Call, messages: Sequence[Message]) -> str | None:
             number = 1 + max(map(int, told), default=0)
             return f"Task #{number} created successfully: {values.get('subject')}"
         case "TaskUpdate" if values.keys() == {"taskId", "status"} and values["taskId"] in told:
-            # A client answers otherwise where the task has that status already.
+            # A client tells what it changes: nothing where the task has that status already.
             calls = (c for m in messages if m.get("tool_calls") for c in canonical_action(m).calls)
-            updates = (c.values() for c in calls if c.name == "TaskUpdate")
-            has_it = any(
-                u.get("taskId") == values["taskId"] and u.get("status") == values["status"]
-                for u in updates
-            )
-            return None if has_it else f"Updated task #{values['taskId']} status"
+            updates = [step.arguments for step in own if step.name == "TaskUpdate"]
+            updates += (c.values() for c in calls if c.name == "TaskUpdate")
+            mine = (u for u in updates if u.get("taskId") == values["taskId"] and "status" in u)
+            *_, last = {}, *mine
+            is_other = last.get("status") != values["status"]
+            return f"Updated task #{values['taskId']} {'status' * is_other}"
         case "update_plan":
             return "Plan updated"
     return None

@@ -1,11 +1,17 @@
 """What teachers agree on after looks of their own: a pair if it needs nothing that they saw, else a lesson."""
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
-from replay_pipeline.judge.records import outcomes_table, pairs_table, positives_table
+from replay_pipeline.judge.records import (
+    continuation_rows,
+    outcomes_table,
+    pairs_table,
+    positives_table,
+)
 from replay_pipeline.judge.vain import looked_in_vain
 from replay_pipeline.storage.pair_rows import with_prompts
 from replay_pipeline.types import Look, LookAnswer, TeacherAction
@@ -47,6 +53,19 @@ def test_an_edit_of_what_only_the_teacher_has_read_is_a_lesson_with_its_looks_in
     [full] = with_prompts(table, lambda _: [STATE])
     messages = json.loads(full["state_messages_json"][0].as_py())
     assert messages == [*STATE["messages"], *READ.messages()]
+
+
+def test_looks_of_which_some_had_no_answer_make_no_lesson():
+    lost = replace(
+        READ, answers=(*READ.answers, LookAnswer(text="Not available", source="unknown"))
+    )
+    assert judged(EDIT, (lost,), (lost,), (lost,))[1] == "infeasible"
+    assert judged(EDIT, (lost,), (READ, READ), (lost,))[1] == "lesson"
+    step = TeacherAction(
+        state_id="s1", teacher="qwen", model="q/x", action=EDIT, looks=(lost,), n_after=1
+    )
+    assert continuation_rows([STATE], [step]) == []
+    assert continuation_rows([STATE], [replace(step, looks=(READ,))])
 
 
 def test_without_looks_it_is_infeasible_and_with_them_in_the_agents_prompt_a_pair():

@@ -96,6 +96,23 @@ def test_a_teacher_that_goes_on_looking_or_looks_where_nobody_knows_has_no_vote(
     assert report.actions[0].action["tool_calls"] == look(2)["tool_calls"]
 
 
+@pytest.mark.parametrize(
+    ("then", "outcome"), [(ACT, None), ({"content": "I can't see it."}, "cannot_look")]
+)
+def test_a_teacher_that_was_told_that_a_call_is_not_available_votes_by_what_it_does(
+    tmp_path, then, outcome
+):
+    def partly(state, action):
+        return [LookAnswer(text="Not available", source="unknown")]
+
+    answers = {"s0": {MODEL: look(0)}, "s0+1": {MODEL: {"role": "assistant", **then}}}
+    with TeacherServer(answers) as server:
+        teachers = server.teachers([MODEL])
+        runs = [ask(teachers, 1, tmp_path / "l", states=STATES[:1], looks=partly) for _ in "ab"]
+    assert [run.actions[0].error_code for run in runs] == [outcome] * 2
+    assert [run.n_sent for run in runs] == [2, 0]
+
+
 def test_the_ceiling_holds_within_a_continuation_and_the_next_run_ends_it(tmp_path):
     states, answers = STATES[:1], looking(IDS[:1], MODEL, {IDS[0]: 3})
 

@@ -106,8 +106,30 @@ def test_commands_that_show_files_run_where_commands_may(tmp_path, work, looks_a
         told = seen(looks, state, "Bash", command="cd tide && cat high.py | head -2")
         assert told == (f"def high():\n    return {n}", "command")
     assert "Begin" in seen(looks, first, "Bash", command="git log --oneline")[0]
+    assert seen(looks, first, "Bash", command="pwd") is not None
+    assert seen(looks, first, "Bash", command="wc -l tide/low.py")[0] == "2 tide/low.py"
+    # Which file comes first, nobody knows: so it is told where `head` cuts nothing.
+    assert (
+        seen(looks, first, "Bash", command="grep -n turn.3 tide/*.py | head -5")[0]
+        == "tide/high.py:2:    return 3"
+    )
+    assert seen(looks, first, "Bash", command="grep -n def tide/*.py | head -1") is None
     for command in ("ls -la", "cat ignored.txt", "git status", "date", "curl https://example.com"):
         assert seen(looks, first, "Bash", command=command) is None, command
+
+
+def test_of_several_calls_those_that_nobody_can_answer_are_said_to_be_not_available(
+    tmp_path, work, looks_at
+):
+    pipeline, batch = opened(tmp_path, work)
+    looks, state = looks_at(pipeline, [batch]), pipeline.asked_states([batch])[0]
+    lost, shown = call("Bash", command="ls -la"), call("Read", file_path="tide/low.py")
+    both = {**lost, "tool_calls": lost["tool_calls"] + shown["tool_calls"]}
+    [one, other] = looks(state, both)
+    assert (one.source, other.source) == ("unknown", "log")
+    assert "Not available" in one.text
+    books = call("TodoWrite", todos=[])
+    assert looks(state, {**lost, "tool_calls": lost["tool_calls"] + books["tool_calls"]}) is None
 
 
 def test_nothing_of_a_file_that_no_prompt_may_show_reaches_a_teacher(tmp_path, work, looks_at):
@@ -222,4 +244,4 @@ def test_a_task_is_updated_as_the_client_tells_it_if_the_prompt_knows_the_task(
     assert seen(looks, state, "TaskUpdate", **done) == ("Updated task #1 status", "fixed")
     assert seen(looks, state, "TaskCreate", subject="x")[0].startswith("Task #2 created")
     again = {**state, "messages": [*state["messages"], call("TaskUpdate", **done)]}
-    assert seen(looks, again, "TaskUpdate", **done) is None
+    assert seen(looks, again, "TaskUpdate", **done) == ("Updated task #1 ", "fixed")

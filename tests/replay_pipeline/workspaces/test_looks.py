@@ -15,17 +15,18 @@ FILES = {
 
 
 @contextmanager
-def looking(work, tmp_path, repository):
-    """Answers looks after the last call of a session, from a repository without a log of its own."""
+def looking(work, tmp_path, repository, n_steps=None):
+    """Answers looks after the last call of a session, or after so many, from a repository without a log of its own."""
     path = work.session.write(tmp_path / "projects")
     work = Workspaces(Settings(), sources=[path], repositories=[repository])
     with closing(work.histories()) as histories:
         log, history = next(histories)
-        for order, step in enumerate(log.steps):
+        steps = log.steps[:n_steps]
+        for order, step in enumerate(steps):
             history.enter(order, step)
             history.take(step)
-        history.enter(len(log.steps), log.steps[-1], is_own_used=True)
-        at = LookPlace(history, len(log.steps), log.steps[-1], log.steps)
+        history.enter(len(steps), steps[-1], is_own_used=True)
+        at = LookPlace(history, len(steps), steps[-1], log.steps)
 
         def seen(name, **arguments):
             found = look_at(at, name, arguments, None)
@@ -124,3 +125,53 @@ def test_a_linter_may_mend_what_was_written_since(tmp_path):
     with looking(work, tmp_path, clone) as seen:
         assert seen("Read", file_path=f"{work.root}/tide/high.py") is None
         assert seen("Read", file_path=f"{work.root}/tide/low.py").startswith("     1→def low")
+
+
+def test_what_a_search_found_tells_which_commit_is_checked_out(tmp_path):
+    work = Worked(tmp_path / "tides")
+    work.begin(FILES)
+    work.put(
+        {
+            "tide/low.py": "\ndef low():\n    return 10\n",
+            "tide/mean.py": "def mean():\n    return 20\n",
+        }
+    )
+    work.commit("Lower")
+    work.read("tide/high.py")
+    work.session.result(
+        work.call("Grep", pattern="def low", output_mode="content")[1], "tide/low.py:2:def low():"
+    )
+    clone = bare(work, tmp_path)
+    with looking(work, tmp_path, clone) as seen:
+        assert "return 20" in seen("Read", file_path=f"{work.root}/tide/mean.py")
+
+
+def test_a_file_is_told_as_it_was_found_right_behind_a_command_that_may_have_changed_it(tmp_path):
+    work = Worked(tmp_path / "tides")
+    work.begin(FILES)
+    work.edit("tide/low.py", "return 1", "return  2")
+    work.bash("sed -i 's/  2/ 2/' tide/low.py")
+    work.read("tide/high.py")
+    clone, path = bare(work, tmp_path), f"{work.root}/tide/low.py"
+    with looking(work, tmp_path, clone) as seen:
+        assert seen("Read", file_path=path) is None
+    (tmp_path / "moved").rename(work.root)
+    work.read("tide/low.py")
+    with looking(work, tmp_path, clone, n_steps=3) as seen:
+        assert "return 2\n" in seen("Read", file_path=path)
+
+
+def test_before_its_first_commit_a_branch_is_where_it_began(tmp_path):
+    work = Worked(tmp_path / "tides")
+    work.begin(FILES)
+    work.put({"tide/low.py": "def low():\n    return 10\n"})
+    work.commit("Lower")
+    work.git("checkout", "-q", "-b", "mend")
+    work.session.git_branch = "mend"
+    work.read("tide/high.py")
+    work.edit("tide/high.py", "return 3", "return 4")
+    work.commit("Mend")
+    work.git("checkout", "-q", "main")
+    clone = bare(work, tmp_path)
+    with looking(work, tmp_path, clone, n_steps=1) as seen:
+        assert "return 10" in seen("Read", file_path=f"{work.root}/tide/low.py")
