@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any, Literal
 
+from session import SampleSession
+
 from replay_pipeline.actions import canonical_action
 from replay_pipeline.actions.keys import purpose_of
 from replay_pipeline.redaction.people import user_of
@@ -141,7 +143,7 @@ class Story:
     files: Mapping[str, str]
     git_branch: str = "main"
     model: str = "claude-sonnet-4-5-20250929"
-    log: SessionBuilder = field(init=False)
+    log: SampleSession = field(init=False)
     """The session that the story is in now."""
     left: list[SessionBuilder] = field(default_factory=list)
     """Sessions that it began in."""
@@ -157,7 +159,7 @@ class Story:
         )
         self._redactor = Redactor()
         self._users = frozenset(filter(None, [user_of(self.cwd)]))
-        self.log = SessionBuilder(
+        self.log = SampleSession(
             self.name,
             era=self.era,
             version=self.version,
@@ -167,7 +169,7 @@ class Story:
             start=self.start,
         )
 
-    def go_on_in(self, log: SessionBuilder) -> None:
+    def go_on_in(self, log: SampleSession) -> None:
         """Go on in another session, such as a fork of this one."""
         self.left.append(self.log)
         self.log = log
