@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from tests.loopback import QuietHandler, served
+from tests.loopback import LoopbackServer
 
 
 @dataclass
@@ -20,26 +21,15 @@ class Stranger:
 def stranger(files: dict[str, str] | None = None) -> Iterator[Stranger]:
     """A server that answers as a teacher would, lists every model, and serves `files` by path."""
     heard: list[str] = []
+    models = {"data": [{"id": "m", "pricing": {"prompt": "0", "completion": "0"}}]}
+    message = {"role": "assistant", "content": "thank you"}
+    reply = {"choices": [{"message": message, "finish_reason": "stop"}]}
 
-    class Handler(QuietHandler):
-        def do_GET(self) -> None:
-            heard.append(f"{self.requestline}\n{self.headers}")
-            models = {"data": [{"id": "m", "pricing": {"prompt": "0", "completion": "0"}}]}
-            self.say((files or {}).get(self.path, json.dumps(models)))
+    class Server(LoopbackServer):
+        def serve(self, request: Any, body: bytes) -> None:
+            heard.append(f"{request.requestline}\n{request.headers}{body.decode()}")
+            told = json.dumps(reply if request.command == "POST" else models)
+            self.answer(request, 200, (files or {}).get(request.path, told).encode())
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            heard.append(f"{self.requestline}\n{self.headers}{body.decode()}")
-            message = {"role": "assistant", "content": "thank you"}
-            self.say(json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}))
-
-        do_HEAD = do_GET
-
-        def say(self, text: str) -> None:
-            self.send_response(200)
-            self.send_header("content-length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-    with served(Handler) as url:
-        yield Stranger(url, heard)
+    with Server() as server:
+        yield Stranger(server.url, heard)

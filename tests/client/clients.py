@@ -45,7 +45,14 @@ def packed(package: str, folder: Path, inside: str) -> list[str]:
     return [shutil.which("node") or "node", str(program)] if is_script else [str(program)]
 
 
-class Desk:
+_IDENTITY = {
+    f"GIT_{who}_{what}": value
+    for who in ("AUTHOR", "COMMITTER")
+    for what, value in (("NAME", "Test"), ("EMAIL", "test@example.com"))
+}
+
+
+class Place:
     """A home folder and a project in which a client works."""
 
     def __init__(self, folder: Path) -> None:
@@ -55,8 +62,13 @@ class Desk:
         self.home.mkdir(parents=True)
         self.project.mkdir()
         (self.project / "a.py").write_text("def f():\n    return 1\n\n\nprint(f())\n")
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), **_IDENTITY}
         for arguments in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "First"]):
-            subprocess.run(["git", *arguments], cwd=self.project, env=self.env(), check=True)
+            subprocess.run(["git", *arguments], cwd=self.project, env=env, check=True)
+
+
+class Desk(Place):
+    """One for Claude Code."""
 
     @property
     def logs(self) -> Path:
@@ -74,11 +86,7 @@ class Desk:
             "DISABLE_ERROR_REPORTING": "1",
             "DISABLE_AUTOUPDATER": "1",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            **{
-                f"GIT_{who}_{what}": value
-                for who in ("AUTHOR", "COMMITTER")
-                for what, value in (("NAME", "Test"), ("EMAIL", "test@example.com"))
-            },
+            **_IDENTITY,
         }
 
     def settings(self, **settings: Any) -> None:

@@ -14,13 +14,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.client.clients import FOLDER, packed
+from tests.client.clients import FOLDER, Place, packed
 from tests.client.recordings import renamed
+from tests.loopback import LoopbackServer
 
 VERSION = "1.18.34"
 RECORDED_TABLES = ("project", "session", "message", "part", "session_context_epoch")
@@ -28,7 +28,7 @@ _CONTEXT = 20_000
 Call = tuple[str, dict[str, Any]]
 
 
-class ChatModel:
+class ChatModel(LoopbackServer):
     """The Chat Completions API of one model: says what a script tells it, and keeps what it was asked."""
 
     def __init__(
@@ -37,21 +37,10 @@ class ChatModel:
         self.script, self.helper = list(script), list(helper)
         self.requests: list[dict[str, Any]] = []
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        super().__init__()
+        self.url += "/v1"
 
-    @property
-    def url(self) -> str:
-        """The base URL that the client is given."""
-        return f"http://127.0.0.1:{self._server.server_port}/v1"
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
-
-    def answer(self, body: dict[str, Any]) -> tuple[int, list[Call], str, int]:
+    def say(self, body: dict[str, Any]) -> tuple[int, list[Call], str, int]:
         """Return the number of a request, calls, text and tokens of its answer."""
         with self._lock:
             said = json.dumps(body["messages"])
@@ -64,65 +53,32 @@ class ChatModel:
                 return 0, [], "A title", 100
             return 0, [], "The user wanted f to return 2.", 100
 
-
-def _handler_of(model: ChatModel) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)))
-            number, calls, text, n_tokens = model.answer(body)
-            delta: dict[str, Any] = {"role": "assistant"} | ({"content": text} if text else {})
-            if calls:
-                delta["tool_calls"] = [
-                    {
-                        "index": place, "id": f"call_{number:03d}_{place}", "type": "function",
-                        "function": {"name": name, "arguments": json.dumps(arguments)},
-                    }
-                    for place, (name, arguments) in enumerate(calls)
-                ]  # fmt: skip
-            usage = {
-                "prompt_tokens": n_tokens,
-                "completion_tokens": 5,
-                "total_tokens": n_tokens + 5,
-            }
-            base = {
-                "id": f"c{number}",
-                "object": "chat.completion.chunk",
-                "created": 1,
-                "model": "m1",
-            }
-            reason = "tool_calls" if calls else "stop"
-            self.send_response(200)
-            self.send_header("content-type", "text/event-stream")
-            self.end_headers()
-            for chunk in (
-                {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
-                {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}], "usage": usage},
-            ):
-                self.wfile.write(f"data: {json.dumps(base | chunk)}\n\n".encode())
-            self.wfile.write(b"data: [DONE]\n\n")
-
-    return Handler
+    def serve(self, request: Any, body: bytes) -> None:
+        """Answer a request of the client."""
+        number, calls, text, n_tokens = self.say(json.loads(body))
+        delta: dict[str, Any] = {"role": "assistant"} | ({"content": text} if text else {})
+        if calls:
+            delta["tool_calls"] = [
+                {
+                    "index": place, "id": f"call_{number:03d}_{place}", "type": "function",
+                    "function": {"name": name, "arguments": json.dumps(arguments)},
+                }
+                for place, (name, arguments) in enumerate(calls)
+            ]  # fmt: skip
+        usage = {"prompt_tokens": n_tokens, "completion_tokens": 5, "total_tokens": n_tokens + 5}
+        base = {"id": f"c{number}", "object": "chat.completion.chunk", "created": 1, "model": "m1"}
+        reason = "tool_calls" if calls else "stop"
+        chunks = (
+            {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}], "usage": usage},
+        )
+        lines = [*(json.dumps(base | chunk) for chunk in chunks), "[DONE]"]
+        data = "".join(f"data: {line}\n\n" for line in lines).encode()
+        self.answer(request, 200, data, [("content-type", "text/event-stream")])
 
 
-class OpenCodeDesk:
+class OpenCodeDesk(Place):
     """A home and a project in which OpenCode works."""
-
-    def __init__(self, folder: Path) -> None:
-        self.home, self.project = folder / "home", folder / "project"
-        self.said = ""
-        (self.home / ".config" / "opencode").mkdir(parents=True)
-        self.project.mkdir()
-        (self.project / "a.py").write_text("def f():\n    return 1\n\n\nprint(f())\n")
-        identity = ("-c", "user.name=Test", "-c", "user.email=test@example.com")
-        for arguments in (
-            ("init", "-q", "-b", "main"),
-            ("add", "."),
-            (*identity, "commit", "-qm", "First"),
-        ):
-            subprocess.run(["git", *arguments], cwd=self.project, check=True)
 
     @property
     def data(self) -> Path:
@@ -143,7 +99,9 @@ class OpenCodeDesk:
                 }
             },
         }  # fmt: skip
-        (self.home / ".config" / "opencode" / "opencode.json").write_text(json.dumps(settings))
+        folder = self.home / ".config" / "opencode"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "opencode.json").write_text(json.dumps(settings))
         place = subprocess.run(["npm", "config", "get", "registry"], capture_output=True, text=True)
         env = {
             "PATH": os.environ["PATH"], "HOME": str(self.home),

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.client.clients import FOLDER, packed
+from tests.client.clients import FOLDER, Place, packed
 from tests.client.opencode import ChatModel
 
 _PATHS = ("path", "file_path", "absolute_path", "filePath")
@@ -29,9 +29,7 @@ class FileModel(ChatModel):
         super().__init__([], [])
         self._file = str(file)
 
-    def answer(
-        self, body: dict[str, Any]
-    ) -> tuple[int, list[tuple[str, dict[str, Any]]], str, int]:
+    def say(self, body: dict[str, Any]) -> tuple[int, list[tuple[str, dict[str, Any]]], str, int]:
         """Return the number of a request, calls, text and tokens of its answer."""
         tools = {tool["function"]["name"]: tool["function"] for tool in body.get("tools") or ()}
         if not tools:
@@ -58,16 +56,8 @@ def _call(tool: dict[str, Any], value: str) -> tuple[str, dict[str, Any]]:
     return tool["name"], arguments
 
 
-class OtherDesk:
+class OtherDesk(Place):
     """A home and a project in which another agent works."""
-
-    def __init__(self, folder: Path) -> None:
-        self.home, self.project = folder / "home", folder / "project"
-        self.said = ""
-        self.home.mkdir()
-        self.project.mkdir()
-        (self.project / "a.py").write_text("print(1)\n")
-        subprocess.run(["git", "init", "-q"], cwd=self.project, check=True)
 
     def have(self, agent: str) -> FileModel:
         """Have a conversation of three requests with an agent."""

@@ -3,8 +3,9 @@
 import json
 import threading
 from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.loopback import LoopbackServer
 
 Block = dict[str, Any]
 Body = dict[str, Any]
@@ -26,7 +27,7 @@ def call(name: str, **arguments: Any) -> Block:
     return {"type": "tool_use", "name": name, "input": arguments}
 
 
-class ScriptedModel:
+class ScriptedModel(LoopbackServer):
     """The Messages API of one model, as `POST /v1/messages`.
 
     Args:
@@ -46,21 +47,9 @@ class ScriptedModel:
         """Message id of the answer and the body of each request for one."""
         self._n = {"main": 0, "helper": 0}
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        super().__init__()
 
-    @property
-    def url(self) -> str:
-        """The base URL that a client is given."""
-        return f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
-
-    def answer(self, body: Body) -> tuple[str, list[Block]]:
+    def say(self, body: Body) -> tuple[str, list[Block]]:
         """Return the id and the blocks of the answer to a request."""
         with self._lock:
             message_id = f"msg_{len(self.requests):04d}"
@@ -74,6 +63,24 @@ class ScriptedModel:
             its_id = f"toolu_{message_id[4:]}_{number}"
             blocks.append(block | {"id": its_id} if block["type"] == "tool_use" else block)
         return message_id, blocks
+
+    def serve(self, request: Any, body: bytes) -> None:
+        """Answer a request of the client."""
+        path = request.path.partition("?")[0]
+        if request.command != "POST":
+            return self.answer(request, 200 if request.command == "HEAD" else 404)
+        if path.endswith("/count_tokens"):
+            return self.answer_json(request, {"input_tokens": 3_000})
+        if not path.endswith("/messages"):
+            return self.answer_json(request, {})
+        asked = json.loads(body)
+        message_id, blocks = self.say(asked)
+        if not asked.get("stream"):
+            return self.answer_json(request, _whole(message_id, blocks, asked["model"]))
+        events = events_of(message_id, blocks, asked["model"])
+        lines = ((name, json.dumps({"type": name, **event})) for name, event in events)
+        data = "".join(f"event: {name}\ndata: {line}\n\n" for name, line in lines).encode()
+        return self.answer(request, 200, data, [("content-type", "text/event-stream")])
 
     def _said(self, body: Body) -> Sequence[Block]:
         last = json.dumps(body["messages"][-1])
@@ -125,49 +132,6 @@ def events_of(message_id: str, blocks: Sequence[Block], model: str) -> list[tupl
     stop = {"stop_reason": "tool_use" if is_calling else "end_turn", "stop_sequence": None}
     events.append(("message_delta", {"delta": stop, "usage": {"output_tokens": 50}}))
     return [*events, ("message_stop", {})]
-
-
-def _handler_of(model: ScriptedModel) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing: the client's own output is what counts."""
-
-        def do_HEAD(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-
-        def do_GET(self) -> None:
-            self.send_response(404)
-            self.end_headers()
-
-        def do_POST(self) -> None:
-            data = self.rfile.read(int(self.headers.get("content-length") or 0))
-            path = self.path.partition("?")[0]
-            if path.endswith("/count_tokens"):
-                return self._json({"input_tokens": 3_000})
-            if not path.endswith("/messages"):
-                return self._json({})
-            body = json.loads(data)
-            message_id, blocks = model.answer(body)
-            if not body.get("stream"):
-                return self._json(_whole(message_id, blocks, body["model"]))
-            self.send_response(200)
-            self.send_header("content-type", "text/event-stream")
-            self.end_headers()
-            for name, event in events_of(message_id, blocks, body["model"]):
-                line = json.dumps({"type": name, **event})
-                self.wfile.write(f"event: {name}\ndata: {line}\n\n".encode())
-            return None
-
-        def _json(self, value: Any) -> None:
-            data = json.dumps(value).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-    return Handler
 
 
 def _whole(message_id: str, blocks: Sequence[Block], model: str) -> dict[str, Any]:

@@ -93,16 +93,8 @@ def _look(desk: Desk) -> Block:
 
 def rewound(desk: Desk, command: list[str]) -> ScriptedModel:
     """A message that its user takes back and says in another way."""
-    model = ScriptedModel(
-        [
-            [_look(desk)],
-            [text("One.")],
-            [text("Two.")],
-            [text("Three.")],
-            [_look(desk)],
-            [text("Four.")],
-        ]
-    )
+    said = [text(f"{number}.") for number in ("One", "Two", "Three", "Four")]
+    model = ScriptedModel([[_look(desk)], *([each] for each in said[:3]), [_look(desk)], said[3:]])
     terminal = Terminal(desk, command, model, "--allowedTools", "Read,Edit,Bash")
     terminal.say("MAINTASK: make f return 2", n_requests=2)
     terminal.say("Second")

@@ -6,7 +6,7 @@ import threading
 from email import message_from_bytes
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.trainer.diloco.loopback import LoopbackServer
+from tests.loopback import LoopbackServer
 
 DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
 

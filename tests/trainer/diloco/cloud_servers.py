@@ -15,7 +15,7 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.trainer.diloco.loopback import LoopbackServer
+from tests.loopback import LoopbackServer
 
 HARDWARE = {
     "name": "cpu-basic", "prettyName": "CPU Basic", "cpu": "2 vCPU", "ram": "16 GB",

@@ -10,8 +10,8 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+from tests.loopback import LoopbackServer
 from tests.support.ports import free_port
-from tests.trainer.diloco.loopback import LoopbackServer
 
 
 class MotoServer:
