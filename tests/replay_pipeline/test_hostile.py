@@ -73,59 +73,30 @@ def test_no_command_sends_a_strangers_escape_to_the_terminal(work, words):
         assert "window.hit" in rest
 
 
-@pytest.mark.parametrize(
-    "show",
-    [
-        lambda text: console.show_pairs({text: {"outcomes": {text: 1}, "n_pairs": 1}}),
-        lambda text: console.show_status(
-            {
-                "batches": {text: {"ingest": 1}},
-                "ledger": {"ledger": text, "errors": {text: 1}, "scopes": ()},
-                "played": "sample",
-            }
-        ),
-        lambda text: console.show_ingest({"skipped": {text: 2}}),
-        lambda text: console.show_train(
-            {
-                "steps": 1,
-                "pairs": 1,
-                "loss_first": 1.0,
-                "loss_last": 1.0,
-                "channels_live": ["replay"],
-                "channels_off": {text: text},
-            }
-        ),
-        lambda text: console.show_ranked(
-            {
-                "pairs": [
-                    {
-                        "state_id": text,
-                        "p_better": None,
-                        "doubts": [text],
-                        "differ": dict.fromkeys(("alike", "rejected", "chosen"), text),
-                    }
-                ]
-            }
-        ),
-        lambda text: console.show_findings(
-            {"findings": [{"ok": False, "what": text, "detail": text}]}
-        ),
-        lambda text: console.show_teachers(
-            {
-                "teachers": [
-                    {
-                        "teacher": text,
-                        "model": text,
-                        "problem": text,
-                        "is_distillable": None,
-                        "prompt_usd_per_mtok": None,
-                        "completion_usd_per_mtok": None,
-                    }
-                ]
-            }
-        ),
-    ],
-)
+TABLES = [
+    lambda text: console.show_pairs({text: {"outcomes": {text: 1}, "n_pairs": 1}}),
+    lambda text: console.show_status({
+        "batches": {text: {"ingest": 1}}, "played": "sample",
+        "ledger": {"ledger": text, "errors": {text: 1}, "scopes": ()},
+    }),
+    lambda text: console.show_ingest({"skipped": {text: 2}}),
+    lambda text: console.show_train({
+        "steps": 1, "pairs": 1, "loss_first": 1.0, "loss_last": 1.0, "channels_live": ["replay"],
+        "channels_off": {text: text},
+    }),
+    lambda text: console.show_ranked({"pairs": [{
+        "state_id": text, "p_better": None, "doubts": [text],
+        "differ": dict.fromkeys(("alike", "rejected", "chosen"), text),
+    }]}),
+    lambda text: console.show_findings({"findings": [{"ok": False, "what": text, "detail": text}]}),
+    lambda text: console.show_teachers({"teachers": [{
+        **dict.fromkeys(("teacher", "model", "problem"), text),
+        **dict.fromkeys(("is_distillable", "prompt_usd_per_mtok", "completion_usd_per_mtok")),
+    }]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("show", TABLES)
 def test_tables_show_hostile_names_as_they_are(monkeypatch, show):
     for text in HOSTILE:
         written = io.StringIO()

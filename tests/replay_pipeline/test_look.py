@@ -25,24 +25,11 @@ SECRET = "ghp_" + "k3vR8tQz1LmN5pXw7YbC2dFg4HjS6aUe9TiO"
 
 
 def session_log(folder: Path, said: str, answer: str) -> Path:
-    def row(kind, uuid, parent, message):
-        return {
-            "type": kind, "uuid": uuid, "parentUuid": parent, "sessionId": "s", "version": "2.1.0",
-            "cwd": "/home/ann/shop", "timestamp": "2026-01-01T00:00:00.000Z", "isSidechain": False,
-            "userType": "external", "message": message,
-        }  # fmt: skip
-
+    log = Log("s", cwd="/home/ann/shop")
+    log.user(said)
     usage = {"input_tokens": 1_000_000, "output_tokens": 100_000}
-    rows = [
-        row("user", "u1", None, {"role": "user", "content": said}),
-        row("assistant", "a1", "u1", {
-            "id": "m1", "type": "message", "role": "assistant", "model": "claude-sonnet-4-5-20250929",
-            "content": [{"type": "text", "text": answer}], "stop_reason": "end_turn", "usage": usage,
-        }),
-    ]  # fmt: skip
-    path = folder / "s.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    return path
+    log.says("m1", answer, message={"model": "claude-sonnet-4-5-20250929", "usage": usage})
+    return log.write(folder)
 
 
 @pytest.fixture(scope="module")
@@ -281,8 +268,7 @@ def test_a_long_text_is_cut_and_says_by_how_much(tmp_path):
 
 
 def test_tokens_cost_what_the_list_says_and_a_model_without_a_price_is_named(tmp_path):
-    session_log(tmp_path, "Go.", "Yes.")
-    figures = look([tmp_path / "s.jsonl"], to=tmp_path / "look")
+    figures = look([session_log(tmp_path, "Go.", "Yes.")], to=tmp_path / "look")
     assert figures["cost_usd"] == pytest.approx(1.0 * 6 + 0.1 * 22.5)  # a long prompt
     cached = {"cache_write": 1_000_000, "cache_read": 1_000_000}
     assert list_price_usd("claude-opus-4-5-20251101", cached) == pytest.approx(5 * 1.25 + 5 * 0.1)

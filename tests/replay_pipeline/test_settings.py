@@ -1,5 +1,4 @@
 import os
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -106,47 +105,32 @@ def test_prices_may_be_numbers_or_strings_and_must_not_be_negative():
         TeacherSpec(name="a", model="v/m", price={"prompt": -1, "completion": 0})
 
 
-def assert_teacher_is_refused(folder: Path, field: str, value: str, told: str) -> None:
-    path = folder / "settings.toml"
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        (
+            "price", "{prompt = 1e-6, completion = 2e-6, input_cache_raed = 1e-7}",
+            "unknown 'input_cache_raed': the names are prompt, completion, input_cache_read, "
+            "input_cache_write, internal_reasoning, request",
+        ),
+        ("price", "{prompt = 1e-6, completions = 2e-6}", "unknown 'completions': the names are prompt"),
+        ("price", "{prompt = 1e-6}", "completion must be given; 0 is a price"),
+        ("price", "{}", "prompt and completion must be given"),
+        ("params", "{n = 4}", "n: the program sets this field itself"),
+        ("params", "{model = 'x', stream = true}", "model, stream: the program sets this field itself"),
+        ("params", "{max_completion_tokens = 100000.0}", "max_completion_tokens=100000.0 is not a whole number"),
+        ("params", "{max_tokens = '4096'}", "max_tokens='4096' is not a whole number"),
+        ("params", "{max_tokens = 0}", "a call would have no bound"),
+    ],
+)  # fmt: skip
+def test_a_price_that_is_not_understood_is_refused_by_name(tmp_path, field, value, told):
+    """And so are parameters that would be dropped, or break the bound of a call."""
+    path = tmp_path / "settings.toml"
     path.write_text(f"[[replay.teachers]]\nname = 'a'\nmodel = 'v/m'\n{field} = {value}\n")
     with pytest.raises(ConfigError) as refused:
         Settings.load(path, env={})
     assert f"{path}: replay.teachers.0.{field}" in str(refused.value)
     assert told in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("price", "told"),
-    [
-        (
-            "{prompt = 1e-6, completion = 2e-6, input_cache_raed = 1e-7}",
-            "unknown 'input_cache_raed': the names are prompt, completion, input_cache_read, "
-            "input_cache_write, internal_reasoning, request",
-        ),
-        ("{prompt = 1e-6, completions = 2e-6}", "unknown 'completions': the names are prompt"),
-        ("{prompt = 1e-6}", "completion must be given; 0 is a price"),
-        ("{}", "prompt and completion must be given"),
-    ],
-)
-def test_a_price_that_is_not_understood_is_refused_by_name(tmp_path, price, told):
-    assert_teacher_is_refused(tmp_path, "price", price, told)
-
-
-@pytest.mark.parametrize(
-    ("params", "told"),
-    [
-        ("{n = 4}", "n: the program sets this field itself"),
-        ("{model = 'x', stream = true}", "model, stream: the program sets this field itself"),
-        (
-            "{max_completion_tokens = 100000.0}",
-            "max_completion_tokens=100000.0 is not a whole number",
-        ),
-        ("{max_tokens = '4096'}", "max_tokens='4096' is not a whole number"),
-        ("{max_tokens = 0}", "a call would have no bound"),
-    ],
-)
-def test_params_that_would_be_dropped_or_break_the_bound_are_refused(tmp_path, params, told):
-    assert_teacher_is_refused(tmp_path, "params", params, told)
 
 
 def test_every_name_of_a_price_is_used():

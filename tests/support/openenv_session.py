@@ -3,11 +3,12 @@
 `tests/frameworks/openenv` holds the same server to the package's own client.
 """
 
-import asyncio
 import json
+import urllib.request
+from contextlib import ExitStack
 from typing import Any
 
-import aiohttp
+from websockets.sync.client import connect
 
 from trainer.engines.openenv.adapter import ServerReply
 from trainer.errors import EnvironmentFailedError
@@ -17,23 +18,13 @@ class Session:
     """One WebSocket."""
 
     def __init__(self, address: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._address = address
-        self._run(self._connect())
-
-    def _run(self, work: Any) -> Any:
-        return self._loop.run_until_complete(work)
-
-    async def _connect(self) -> None:
-        self._http = aiohttp.ClientSession()
-        self._socket = await self._http.ws_connect(f"{self._address}/ws")
+        place = f"{address.replace('http', 'ws', 1)}/ws"
+        self._open = ExitStack()
+        self._socket = self._open.enter_context(connect(place, max_size=None, proxy=None))
 
     def say(self, kind: str, **data: Any) -> dict[str, Any]:
-        async def exchange() -> dict[str, Any]:
-            await self._socket.send_json({"type": kind, "data": data})
-            return await self._socket.receive_json()
-
-        return self._run(exchange())
+        self._socket.send(json.dumps({"type": kind, "data": data}))
+        return json.loads(self._socket.recv())
 
     def _reply(self, kind: str, **data: Any) -> ServerReply:
         told = self.say(kind, **data)
@@ -59,19 +50,10 @@ class Session:
         return self._reply("step", type="call_tool", tool_name=name, arguments=arguments)
 
     def close(self) -> None:
-        async def end() -> None:
-            await self._socket.close()
-            await self._http.close()
-
-        self._run(end())
-        self._loop.close()
+        self._open.close()
 
 
 def rows_at(address: str) -> list[dict[str, Any]]:
     """What the server offers."""
-
-    async def fetch() -> list[dict[str, Any]]:
-        async with aiohttp.ClientSession() as http, http.get(f"{address}/tasks") as reply:
-            return json.loads(await reply.text())
-
-    return asyncio.run(fetch())
+    with urllib.request.urlopen(f"{address}/tasks") as reply:
+        return json.load(reply)

@@ -46,18 +46,17 @@ def served(folder: Path, *, max_calls: int = 32) -> Iterator[str]:
         f"repositories = [{json.dumps(str(root))}]\n"
         f"[ingest]\nsources = [{json.dumps(str(folder / 'projects'))}]\n"
     )
+    words = ("--max-calls", str(max_calls), "--settings", settings, "--data", folder / "data")
+    with serving(*words, cwd=folder) as address:
+        yield address
+
+
+@contextmanager
+def serving(*words: str | Path, cwd: Path) -> Iterator[str]:
+    """The address of `workspace serve`, in a process of its own."""
     command = [Path(sys.executable).with_name("replay-pipeline"), "workspace", "serve"]
-    command += [
-        "--port",
-        "0",
-        "--max-calls",
-        str(max_calls),
-        "--settings",
-        settings,
-        "--data",
-        folder / "data",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder)
+    command += ["--port", "0", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=cwd)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip()

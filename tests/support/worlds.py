@@ -5,7 +5,6 @@ those that err take the same wrong one, and what breaks the assumptions of a sim
 are hard for everybody, several right actions, a teacher that lies, two of one family, drift.
 """
 
-import json
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from replay_pipeline.settings import ReplaySettings
 from replay_pipeline.types import DPOPair, Message, TeacherAction, TeacherSpec, TraceState
 from tests.support.gates import bought as buy
 from tests.support.gates import numbered
+from tests.support.messages import call
 
 MODELS = (
     "deepseek/deepseek-v4-pro",
@@ -213,19 +213,12 @@ _ARGUMENTS = {"Bash": "command", "deploy": "pattern", "forecast": "query", "conv
 
 
 def _action(tool: str, i: int, number: int) -> Message:
-    arguments = json.dumps({_ARGUMENTS[tool]: f"make step-{i} way-{number}"})
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": tool, "arguments": arguments}}
-        ],
-    }
+    return call(tool, **{_ARGUMENTS[tool]: f"make step-{i} way-{number}"})
 
 
 def _number_of(action: Message) -> str:
-    [call] = action["tool_calls"]
-    return str(call["function"]["arguments"]).rpartition("way-")[2].rstrip('"}')
+    [made] = action["tool_calls"]
+    return str(made["function"]["arguments"]).rpartition("way-")[2].rstrip('"}')
 
 
 def bought(world: Simulation, usd: float) -> list[TeacherAction]:

@@ -14,7 +14,6 @@ from replay_pipeline.publish import publish, retract
 from replay_pipeline.publish.client_texts import texts_in
 from tests.replay_pipeline.publish.rows import kept_row, kept_table, tool
 from tests.support.hub import HubServer
-from trainer.data.dataset import load_preference_data
 
 OF_THE_CLIENT = "You are the client, and read a file before you edit it."
 LAST = {"role": "user", "content": "Skills: none."}
@@ -50,6 +49,8 @@ def is_odd(number):
 
 
 def rows_in(folder):
+    from trainer.data.dataset import load_preference_data  # `datasets` comes with it
+
     data = load_preference_data(folder)
     return {row["state_id"]: row for row in [*data.pairs, *data.test_pairs]}
 

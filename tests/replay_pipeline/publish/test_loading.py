@@ -2,7 +2,6 @@
 
 import json
 
-import pandas as pd
 import pytest
 
 from replay_pipeline.publish import publish
@@ -103,6 +102,8 @@ def test_a_new_publication_is_never_hidden_by_the_cache_of_an_older_one(tmp_path
 
 
 def test_pandas_reads_the_folder_of_a_config_with_messages_as_structs(folder):
+    import pandas as pd
+
     pairs = pd.read_parquet(folder / "data" / "pairs")
     assert len(pairs) == 16
     assert set(pairs["trace_batch"]) == {"b1", "b2"}

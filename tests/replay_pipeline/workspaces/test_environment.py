@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from websockets.asyncio.client import connect
@@ -17,7 +14,7 @@ from replay_pipeline.stages.work.environment import serve_checked
 from replay_pipeline.stages.work.workspaces import Workspaces
 from replay_pipeline.workspaces import serve
 from tests.support.openenv_session import Session, rows_at
-from tests.support.small_repository import CHECK, REQUESTS, RIGHT, WRONG, record, served
+from tests.support.small_repository import CHECK, REQUESTS, RIGHT, WRONG, record, served, serving
 from tests.trainer.published import write_dataset
 
 
@@ -92,11 +89,7 @@ def test_without_leave_or_check_nothing_is_served(tmp_path, settings, why):
 
 def test_recorded_states_are_served_with_the_agreement_with_the_consensus_as_reward(tmp_path):
     dataset = write_dataset(tmp_path / "published", n_sessions=2, n_test=1)
-    command = [Path(sys.executable).with_name("replay-pipeline"), "workspace", "serve"]
-    command += ["--port", "0", "--dataset", dataset]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        address = process.stdout.readline().strip()
+    with serving("--dataset", dataset, cwd=tmp_path) as address:
         rows = rows_at(address)
         assert {row["split"] for row in rows} == {"train", "test"}
         session = Session(address)
@@ -111,9 +104,6 @@ def test_recorded_states_are_served_with_the_agreement_with_the_consensus_as_rew
         session.reset(split="test", index=0)
         assert session.call("Bash", {"command": "rm -r build"}).reward == 0.0
         session.close()
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
 
 
 def test_a_client_that_asks_nothing_for_long_is_let_go(monkeypatch):

@@ -220,25 +220,13 @@ def test_its_own_answer_is_not_used_for_the_moment_before_it(tmp_path):
 _COPY = {"backupFileName": "00ff@v1", "version": 1, "backupTime": "2026-02-03T10:00:00.000Z"}
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {
-            "type": "file-history-snapshot",
-            "messageId": "m",
-            "snapshot": {"messageId": "m", "trackedFileBackups": {"tide/high.py": _COPY}},
-        },
-        {
-            "type": "file-history-delta",
-            "messageId": "m",
-            "snapshotMessageId": "n",
-            "trackingPath": "tide/high.py",
-            "backup": _COPY,
-        },
-    ],
-    ids=lambda row: row["type"],
-)
-def test_a_copy_that_the_client_kept_tells_what_stood_there(tmp_path, row):
+_KEPT = {"snapshot": {"messageId": "m", "trackedFileBackups": {"tide/high.py": _COPY}}}
+_CHANGED = {"snapshotMessageId": "n", "trackingPath": "tide/high.py", "backup": _COPY}
+
+
+@pytest.mark.parametrize(("kind", "row"), [("snapshot", _KEPT), ("delta", _CHANGED)])
+def test_a_copy_that_the_client_kept_tells_what_stood_there(tmp_path, kind, row):
+    row = {"type": f"file-history-{kind}", "messageId": "m", **row}
     work = worked(tmp_path)
     work.put({"tide/high.py": "def high():\n    return 77\n"})
     work.read("README.md")

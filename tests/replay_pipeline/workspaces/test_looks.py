@@ -43,10 +43,7 @@ def test_what_differs_between_commits_that_may_be_or_may_have_been_changed_is_no
     work.read("tide/mean.py")
     work.bash("sed -i s/2/20/ tide/mean.py")
     work.read("tide/high.py")
-    clone = tmp_path / "clone"
-    work.git("clone", "-q", "--bare", str(work.root), str(clone), cwd=tmp_path)
-    work.root.rename(tmp_path / "moved")
-    root = work.root
+    clone, root = bare(work, tmp_path), work.root
     with looking(work, tmp_path, clone) as seen:
         assert seen("Read", file_path=f"{root}/tide/high.py").startswith("     1→def high")
         assert seen("Read", file_path=f"{root}/tide/low.py") is None
@@ -103,8 +100,7 @@ def test_files_that_commands_removed_or_git_never_had_may_be_listed_or_not(tmp_p
     work.bash("rm -f tide/mean.py")
     work.put({"drafts/plan.md": "Plan\n"})
     work.read("drafts/plan.md")
-    clone = bare(work, tmp_path)
-    root = work.root
+    clone, root = bare(work, tmp_path), work.root
     with looking(work, tmp_path, clone) as seen:
         assert seen("Glob", pattern="**/low*") == f"{root}/tide/low.py"
         assert seen("Glob", pattern="tide/*.py") is None
