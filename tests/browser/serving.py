@@ -1,16 +1,14 @@
 """`replay-pipeline ui` on data of its own, for a browser to look at."""
 
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from replay_pipeline.storage.processes import child_environment
-from tests.support.dagster_web import address, sign_in
+from tests.integration.processes import ui_of
+from tests.support.dagster_web import address
 from tests.support.ports import free_port
 
 REPO = Path(__file__).parents[2]
@@ -51,40 +49,9 @@ def make_demo(folder: Path) -> Path:
 @contextmanager
 def serving(data: Path) -> Iterator[str]:
     """`replay-pipeline ui` on a data root, until the end of the block."""
-    port = free_port()
-    log = (data.parent / f"{data.name}-ui.log").open("wb")
-    process = subprocess.Popen(
-        command("ui", "--data", str(data), "--port", str(port)),
-        cwd=data.parent,
-        env=environment() | {"REPLAY_SETTINGS": str(data / "settings.toml")},
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 300
-        while "token=" not in Path(log.name).read_text():
-            assert process.poll() is None, Path(log.name).read_text()
-            assert time.monotonic() < deadline, Path(log.name).read_text()
-            time.sleep(0.3)
-        url = sign_in(Path(log.name))
-        ADDRESSES[url] = address(Path(log.name))
+    log, port = data.parent / f"{data.name}-ui.log", free_port()
+    words = command("ui", "--data", str(data), "--port", str(port))
+    env = environment() | {"REPLAY_SETTINGS": str(data / "settings.toml")}
+    with ui_of(words, log, cwd=data.parent, env=env) as (url, _):
+        ADDRESSES[url] = address(log)
         yield url
-    finally:
-        _end(process)
-        log.close()
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Stop the whole group that was started: Dagster is several processes."""
-    for sent, patience_s in ((signal.SIGINT, 60), (signal.SIGTERM, 20), (signal.SIGKILL, 20)):
-        try:
-            os.killpg(process.pid, sent)
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            continue
-        except ProcessLookupError:
-            break
-        if sent is signal.SIGINT:
-            continue  # the leader is gone; its children may not be
-    process.wait(20)

@@ -52,15 +52,6 @@ def test_the_address_that_is_printed_opens_the_page_with_links_to_the_graph_and_
     )
 
 
-def test_the_graph_shows_every_asset_materialized(opened, ui):
-    page = opened(f"{ui}/asset-groups")
-    for name in ASSETS:
-        expect(page.get_by_text(name).locator("visible=true").first).to_be_visible(
-            timeout=PATIENCE_MS
-        )
-    expect(page.get_by_text("Materialize all")).to_be_visible()
-
-
 PARTITIONS = "{ assetNodes { assetKey { path } partitionKeys } }"
 STALE = """
 query($key: AssetKeyInput!, $batch: String) { assetNodeOrError(assetKey: $key) {

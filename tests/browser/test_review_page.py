@@ -139,16 +139,6 @@ def test_page_opens_on_the_pair_most_worth_a_look_and_fits_its_width(page: Page)
         assert box["x"] + box["width"] <= page.viewport_size["width"]
 
 
-def test_session_text_is_shown_as_it_is_and_never_run(page: Page):
-    for _ in range(2):
-        page.keyboard.press("j")
-    assert ATTACK in page.locator("#detail").inner_text()
-    assert ATTACK in page.locator("main select").first.inner_text()
-    page.keyboard.press("p")
-    assert ATTACK in page.locator("details.prefix pre").nth(1).inner_text()
-    assert page.locator("main img, main svg, main script").count() == 0
-
-
 def test_both_sides_show_what_they_did_to_the_files(page: Page):
     assert page.locator(".tried").count() == 0
     page.locator("#list button", has_text="a.py").nth(1).click()

@@ -20,17 +20,14 @@ CONTAINERFILE = (DEPLOY / "Containerfile").read_text("utf-8")
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
 HELM = yaml.safe_load((DEPLOY / "helm-values.yaml").read_text("utf-8"))
 NIGHTLY = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "nightly.yaml").read_text("utf-8")))
+[JOB] = [
+    each["spec"]["jobTemplate"]["spec"]["template"] for each in NIGHTLY if each["kind"] == "CronJob"
+]
+"""The pod of the nightly job."""
 SECRETS = {
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "HF_TOKEN",
-    "OPENROUTER_API_KEY",
-    "POSTGRES_PASSWORD",
-    "REPLAY_DAGSTER_DB",
-    "REPLAY_LEDGER",
-    "REPLAY_SALT",
-    "REPLAY_WEBHOOK",
-}
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "OPENROUTER_API_KEY", "POSTGRES_PASSWORD",
+    "REPLAY_DAGSTER_DB", "REPLAY_LEDGER", "REPLAY_SALT", "REPLAY_WEBHOOK",
+}  # fmt: skip
 
 
 def every_mapping(value: Any) -> list[dict[str, Any]]:
@@ -82,17 +79,6 @@ def test_only_the_service_that_asks_teachers_has_the_keys():
     assert with_keys == {"code"}
 
 
-def test_the_webserver_is_published_on_loopback_only():
-    published = [
-        port for service in COMPOSE["services"].values() for port in service.get("ports", [])
-    ]
-    assert published
-    assert all(port.startswith("127.0.0.1:") for port in published)
-    assert all(name == "proxy" for name, each in COMPOSE["services"].items() if "ports" in each)
-    assert HELM["dagsterWebserver"]["service"]["type"] == "ClusterIP"
-    assert "ingress" not in HELM
-
-
 def test_images_are_pinned_and_nothing_runs_as_root():
     images = [m["image"] for d in (COMPOSE, *NIGHTLY) for m in every_mapping(d) if "image" in m]
     bases = re.findall(r"^FROM (\S+)", CONTAINERFILE, re.MULTILINE)
@@ -103,8 +89,7 @@ def test_images_are_pinned_and_nothing_runs_as_root():
     (user,) = re.findall(r"^USER (\d+):", CONTAINERFILE, re.MULTILINE)
     assert int(user) > 0
     assert "HEALTHCHECK" in CONTAINERFILE
-    (job,) = [each for each in NIGHTLY if each["kind"] == "CronJob"]
-    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    pod = JOB["spec"]
     (deployment,) = HELM["dagster-user-deployments"]["deployments"]
     assert pod["securityContext"]["runAsUser"] == int(user)
     assert deployment["podSecurityContext"]["runAsUser"] == int(user)
@@ -113,11 +98,8 @@ def test_images_are_pinned_and_nothing_runs_as_root():
     assert "resources" not in of_runs["containerConfig"], (
         "the chart puts the deployment's over them"
     )
-    for context in (
-        pod["containers"][0]["securityContext"],
-        deployment["securityContext"],
-        of_runs["containerConfig"]["securityContext"],
-    ):
+    contexts = (pod["containers"][0], deployment, of_runs["containerConfig"])
+    for context in (each["securityContext"] for each in contexts):
         assert context["allowPrivilegeEscalation"] is False
         assert context["capabilities"] == {"drop": ["ALL"]}
     for name, service in COMPOSE["services"].items():
@@ -166,29 +148,24 @@ def test_the_workspace_names_the_service_of_the_compose_file():
     assert str(location["grpc_server"]["port"]) in COMPOSE["services"]["code"]["command"][-1]
 
 
-POLICIES = list(
-    yaml.safe_load_all((DEPLOY / "kubernetes" / "network-policy.yaml").read_text("utf-8"))
-)
-
-
 def test_only_the_proxy_reaches_the_webserver_and_asks_who_it_is():
     services = COMPOSE["services"]
-    assert "ports" not in services["webserver"]
     assert [name for name, each in services.items() if "ports" in each] == ["proxy"]
+    assert all(port.startswith("127.0.0.1:") for port in services["proxy"]["ports"])
     assert services["proxy"]["networks"] == ["front"]
-    assert [name for name, each in services.items() if "front" in each.get("networks", [])] == [
-        "webserver",
-        "proxy",
-    ]
+    in_front = [name for name, each in services.items() if "front" in each.get("networks", [])]
+    assert in_front == ["webserver", "proxy"]
+    assert HELM["dagsterWebserver"]["service"]["type"] == "ClusterIP"
+    assert "ingress" not in HELM
     caddyfile = (DEPLOY / "proxy" / "Caddyfile").read_text("utf-8")
     assert "basic_auth" in caddyfile
     assert f"reverse_proxy webserver:{services['webserver']['command'][4]}" in caddyfile
 
 
 def test_pods_with_keys_are_behind_a_policy_that_opens_no_door_and_few_ways_out():
-    by_name = {policy["metadata"]["name"]: policy["spec"] for policy in POLICIES}
-    (job,) = [each for each in NIGHTLY if each["kind"] == "CronJob"]
-    labels = job["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+    text = (DEPLOY / "kubernetes" / "network-policy.yaml").read_text("utf-8")
+    by_name = {each["metadata"]["name"]: each["spec"] for each in yaml.safe_load_all(text)}
+    labels = JOB["metadata"]["labels"]
     assert by_name["replay-pipeline"]["podSelector"]["matchLabels"].items() <= labels.items()
     for name, spec in by_name.items():
         if name != "dagster-webserver":
@@ -202,8 +179,7 @@ def test_one_supervisor_is_the_first_process_of_every_container_that_buys():
     (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", CONTAINERFILE, re.MULTILINE)
     assert json.loads(entry) == ["python", "-P", "-m", "replay_pipeline.assets.supervise"]
     assert "entrypoint" not in COMPOSE["services"]["code"]
-    (job,) = [each for each in NIGHTLY if each["kind"] == "CronJob"]
-    (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    (container,) = JOB["spec"]["containers"]
     assert "command" not in container
     assert container["args"][:2] == ["replay-pipeline", "run"]
 

@@ -16,18 +16,9 @@ PINNED = {
     "verifiers": ("recipes/verifiers/requirements.txt", "verifiers"),
 }
 OTHERS = {
-    "Unsloth",
-    "LLaMA-Factory",
-    "axolotl",
-    "slime",
-    "AReaL",
-    "ROLL",
-    "NeMo-RL",
-    "Agent Lightning",
-    "ART",
-    "rLLM",
-    "Tinker",
-}
+    "Unsloth", "LLaMA-Factory", "axolotl", "slime", "AReaL", "ROLL", "NeMo-RL", "Agent Lightning", "ART",
+    "rLLM", "Tinker",
+}  # fmt: skip
 
 
 def systems() -> dict[str, tuple[str, str]]:

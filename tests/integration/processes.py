@@ -1,8 +1,10 @@
 """Dagster's records of a data root, and steps in processes of their own, to be stopped and killed."""
 
+import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import dagster as dg
 
 from replay_pipeline.assets.instance import prepare_home
 from replay_pipeline.storage.processes import child_environment
+from tests.support.dagster_web import sign_in
 from tests.support.forked import BIN, forked, forked_python
 
 
@@ -47,3 +50,20 @@ def wait_until(
         is_waiting = process.poll() is None and time.monotonic() < deadline
         assert is_waiting, log and log.read_text()
         time.sleep(0.02)
+
+
+@contextmanager
+def ui_of(
+    command: Sequence[str], log: Path, **options: Any
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Where `replay-pipeline ui` serves, once a browser is let in, and its process; `options` are those of `Popen`."""
+    with log.open("wb") as lines:
+        process = subprocess.Popen(
+            command, stdout=lines, stderr=lines, start_new_session=True, **options
+        )
+        try:
+            wait_until(lambda: b"token=" in log.read_bytes(), process, log=log)
+            yield sign_in(log), process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(120)

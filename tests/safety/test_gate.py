@@ -3,14 +3,13 @@
 import contextlib
 import http.client
 import json
-import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import dagster as dg
+import psutil
 import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -20,12 +19,12 @@ from replay_pipeline.assets.resources import PipelineResource
 from replay_pipeline.assets.serve import WithPage
 from replay_pipeline.stages.pages.files import page_folder
 from replay_pipeline.storage.processes import child_environment
-from tests.integration.processes import wait_until
+from tests.integration.processes import ui_of, wait_until
 from tests.listener import Stranger, stranger
 from tests.roots import pipeline_at, project_root
 from tests.safety.commands import program
 from tests.safety.strange_folder import fill
-from tests.support.dagster_web import address, graphql, process_tree, sign_in
+from tests.support.dagster_web import address, graphql, process_tree
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -58,24 +57,14 @@ def ui(tmp_path_factory) -> Iterator[Ui]:
     project_root(folder / "data").find_batches()
     log, port = folder / "ui.log", free_port()
     environment = child_environment(**KEYS, REPLAY_SETTINGS=str(folder / "data" / "settings.toml"))
-    with log.open("wb") as lines, stranger() as listener:
-        process = subprocess.Popen(
-            [program(), "ui", "--data", str(folder / "data"), "--port", str(port)],
-            cwd=folder / "cloned",
-            env=environment,
-            stdout=lines,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            wait_until(lambda: b"token=" in log.read_bytes(), process, log=log)
-            url = sign_in(log)
-            wait_until(lambda: has_code_location(url), process, log=log)
-            token = address(log).partition("token=")[2]
-            yield Ui(url, token, folder / "data", listener, ran, process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(120)
+    command = [program(), "ui", "--data", str(folder / "data"), "--port", str(port)]
+    with (
+        stranger() as listener,
+        ui_of(command, log, cwd=folder / "cloned", env=environment) as (url, process),
+    ):
+        wait_until(lambda: has_code_location(url), process, log=log)
+        token = address(log).partition("token=")[2]
+        yield Ui(url, token, folder / "data", listener, ran, process.pid)
 
 
 def has_code_location(url: str) -> bool:
@@ -116,11 +105,8 @@ def launching(ui: Ui) -> str:
 
 
 def n_runs(ui: Ui) -> int:
-    return len(
-        graphql(ui.url, "{ runsOrError { ... on Runs { results { runId } } } }")["runsOrError"][
-            "results"
-        ]
-    )
+    found = graphql(ui.url, "{ runsOrError { ... on Runs { results { runId } } } }")
+    return len(found["runsOrError"]["results"])
 
 
 def websocket(ui: Ui, **headers: str) -> int:
@@ -179,9 +165,7 @@ def test_no_attack_starts_a_run_or_is_answered(ui):
         name: ask(ui, method, path, sent, **headers)
         for name, (method, path, sent, headers) in attacks.items()
     }
-    assert {
-        name: status for name, status in answers.items() if status not in (401, 403, 405, 421)
-    } == {}
+    assert {name: n for name, n in answers.items() if n not in (401, 403, 405, 421)} == {}
     assert n_runs(ui) == 0
     assert ui.listener.heard == []
 
@@ -201,15 +185,10 @@ def test_a_person_with_the_printed_address_is_let_in_and_a_run_takes_no_settings
     # The first page leads to the page of `look`, which only somebody with the token may see.
     assert ask(ui, "GET", "/", cookie=ui.cookie, host=localhost) == 303
     assert ask(ui, "GET", "/look/index.html", cookie=ui.cookie, host=localhost) == 200
-    assert (
-        ask(ui, "GET", "/look/data/overview.js", cookie=ui.cookie, sec_fetch_site="same-origin")
-        == 200
-    )
     assert ask(ui, "GET", "/look/index.html") == 401
-    assert (
-        ask(ui, "GET", "/look/data/overview.js", cookie=ui.cookie, sec_fetch_site="cross-site")
-        == 403
-    )
+    for site, status in (("same-origin", 200), ("cross-site", 403)):
+        told = ask(ui, "GET", "/look/data/overview.js", cookie=ui.cookie, sec_fetch_site=site)
+        assert told == status
     assert ask(ui, "GET", "/look/../settings.toml", cookie=ui.cookie) == 404
     assert ask(ui, "GET", "/look/%2e%2e/settings.toml", cookie=ui.cookie) == 404
     launched = graphql(ui.url, launching(ui))["launchRun"]["__typename"]
@@ -219,29 +198,13 @@ def test_a_person_with_the_printed_address_is_let_in_and_a_run_takes_no_settings
 
 
 def test_only_loopback_listens_and_no_second_door_is_open(ui):
-    ports = {port for pid in process_tree(ui.pid) for port in listening(pid)}
-    assert ports == {f"0100007F:{urlsplit(ui.url).port:04X}"}
-
-
-def listening(pid: int) -> set[str]:
-    """Give the addresses at which a process listens: none where it has ended meanwhile."""
     found = set()
-    with contextlib.suppress(OSError):
-        sockets = sockets_of(pid)
-        for name in ("tcp", "tcp6"):
-            lines = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
-            for words in map(str.split, lines):
-                if words[3] == "0A" and words[9] in sockets:
-                    found.add(words[1])
-    return found
-
-
-def sockets_of(pid: int) -> set[str]:
-    found = set()
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.add(str(path.readlink()).removeprefix("socket:[").removesuffix("]"))
-    return found
+    for pid in process_tree(ui.pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {
+                s.laddr for s in psutil.Process(pid).net_connections() if s.status == "LISTEN"
+            }
+    assert found == {("127.0.0.1", urlsplit(ui.url).port)}
 
 
 def test_nothing_of_the_folder_it_is_started_in_runs_and_no_other_key_is_handed_on(ui):

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,9 +18,8 @@ from replay_pipeline.ingesters import discover
 from replay_pipeline.normalize import DJNormalizer, load_recipe
 from replay_pipeline.normalize.executors import execute
 from replay_pipeline.replay import ledger_status
-from replay_pipeline.settings import Settings
+from replay_pipeline.replay.money.ledger import Ledger
 from replay_pipeline.stages.budget.spending import completed_batches
-from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.stages.views.status import status_of
 from replay_pipeline.stages.views.summary import summary_of
 from replay_pipeline.stages.work.trainer_process import TrainerJob, run_trainer
@@ -135,41 +135,26 @@ def modes(root: Path) -> dict[str, int]:
     }
 
 
-def run_with_umask(umask: int, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program(), *words], cwd=folder, env=child_environment(COLUMNS="300"), umask=umask,
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-
-
-def sample_settings(folder: Path) -> Path:
-    path = folder / "s.toml"
-    path.write_text(
-        f"[ingest]\nsources = ['{sorted(SESSIONS_DIR.iterdir())[0]}']\n[replay]\nsample_teachers = true\n"
-    )
-    return path
-
-
-def replay_sample(root: Path, settings: Path) -> None:
-    work = Pipeline(Settings.load(settings, data_dir=root))
+def replayed(root: Path) -> list[str]:
+    """Replay a project of the sample; returns the words by which commands find it."""
+    work = project_root(root)
     for batch in work.ingest_new():
         work.replay(batch)
+    return ["--data", str(root), "--settings", str(root / "settings.toml")]
 
 
 @pytest.mark.slow
 def test_files_honour_the_umask_and_the_ledger_is_for_its_owner(tmp_path):
-    settings = sample_settings(tmp_path)
-    words = ["--data", str(tmp_path / "data"), "--settings", str(settings)]
     before = os.umask(0o022)
     try:
-        replay_sample(tmp_path / "data", settings)
+        words = replayed(tmp_path / "data")
     finally:
         os.umask(before)
     open_modes = modes(tmp_path / "data")
     assert {m for p, m in open_modes.items() if p.endswith((".parquet", ".json"))} == {0o644}
     assert {m for p, m in open_modes.items() if "ledger" in p} == {0o600}
-    done = run_with_umask(0o077, ["pairs", *words], tmp_path)
-    assert done.returncode == 0
+    command = [program(), "pairs", *words]
+    subprocess.run(command, cwd=tmp_path, env=child_environment(), umask=0o077, check=True)
     made = modes(tmp_path / "data").items() - open_modes.items()
     assert not {p: oct(m) for p, m in made if m & 0o077 and p != "."}
 
@@ -183,18 +168,13 @@ def without_write_access(folder: Path) -> list[str]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     if os.geteuid() != 0:
         return []
-    return [
-        shutil.which("setpriv") or "setpriv",
-        "--bounding-set",
-        "-dac_override,-dac_read_search",
-    ]
+    program = shutil.which("setpriv") or "setpriv"
+    return [program, "--bounding-set", "-dac_override,-dac_read_search"]
 
 
 @pytest.mark.slow
 def test_status_works_where_nothing_may_be_written(tmp_path):
-    settings = sample_settings(tmp_path)
-    words = ["--data", str(tmp_path / "data"), "--settings", str(settings)]
-    replay_sample(tmp_path / "data", settings)
+    words = replayed(tmp_path / "data")
     behind = without_write_access(tmp_path / "data")
     done = subprocess.run(
         [*behind, program(), "status", *words, "--json"], cwd=tmp_path,
@@ -208,13 +188,8 @@ def test_status_works_where_nothing_may_be_written(tmp_path):
 
 
 def test_a_ledger_is_looked_at_while_it_is_written(tmp_path):
-    from replay_pipeline.replay.money.ledger import Ledger
-
-    ledger = Ledger(tmp_path / "l")
-    try:
+    with closing(Ledger(tmp_path / "l")):
         assert ledger_status(tmp_path / "l").spent_usd == 0
-    finally:
-        ledger.close()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 It runs in a process of its own and speaks the protocol of the Hugging Face Hub as far as
 publishing and loading a dataset needs it: repositories, preupload, LFS upload, atomic commits with
-a parent, pull requests, tags, listing, resolving with ranges, squashing. Uploads go over plain
-HTTP; the Hub's chunk store (Xet) is not spoken, so clients set `HF_HUB_DISABLE_XET=1`.
+a parent, tags, listing, resolving with ranges, squashing. Uploads go over plain HTTP; the Hub's
+chunk store (Xet) is not spoken, so clients set `HF_HUB_DISABLE_XET=1`.
 
     with HubServer() as hub:
         publish(batches, folder=folder, repo_id="me/pairs", endpoint=hub.url, token=hub.token)
@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -81,12 +80,7 @@ class HubServer:
         self.url = f"http://127.0.0.1:{port}"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -95,12 +89,8 @@ class HubServer:
 
     def environment(self) -> dict[str, str]:
         """Variables with which a process finds this Hub."""
-        return {
-            "HF_ENDPOINT": self.url,
-            "HF_TOKEN": self.token,
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_OFFLINE": "0",
-        }
+        names = {"HF_ENDPOINT": self.url, "HF_TOKEN": self.token}
+        return {**names, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
 
     def fail(
         self,
@@ -282,14 +272,8 @@ class Hub:
             return JSONResponse(None)
         commits = [{"sha": c.sha, "title": c.title} for c in repository.history()]
         files = {p: f.lfs_sha or f.oid for p, f in repository.resolve("main").files.items()}
-        return JSONResponse(
-            {
-                "private": repository.is_private,
-                "commits": commits,
-                "files": files,
-                "tags": repository.tags,
-            }
-        )
+        told = {"private": repository.is_private, "commits": commits, "files": files}
+        return JSONResponse(told | {"tags": repository.tags})
 
     # Routes
 
@@ -358,11 +342,6 @@ class Hub:
             readers: dict[str, Callable[[], Any]] = {
                 "revision": lambda: _info(repository, revision),
                 "tree": lambda: _tree(repository, revision, "/".join(rest[2:]), request),
-                "refs": lambda: _refs(repository),
-                "commits": lambda: [
-                    {"id": c.sha, "title": c.title, "message": "", "authors": [], "date": _DATE}
-                    for c in repository.history(revision)
-                ],
                 "lfs-files": lambda: self._lfs_files(repository),
             }
             if verb in readers:
@@ -383,14 +362,11 @@ class Hub:
             case "POST", "preupload":
                 return JSONResponse(_preupload(repository.resolve(name), content))
             case "POST", "commit":
-                is_pull = request.query_params.get("create_pr") == "1"
-                return self._commit(repository, name, body, is_pull=is_pull)
+                return self._commit(repository, name, body)
             case "POST", "tag":
                 if content["tag"] in repository.tags:
                     raise RefusalError(409, "", "Tag exists already")
                 repository.tags[content["tag"]] = repository.resolve(name).sha
-            case "DELETE", "tag":
-                repository.tags.pop(name, None)
             case "POST", "super-squash":
                 head = repository.resolve(name)
                 repository.commits.clear()
@@ -399,8 +375,6 @@ class Hub:
             case "POST", "lfs-files":
                 for oid in content["deletions"]["sha"]:
                     (self._root / oid).unlink(missing_ok=True)
-            case "PUT", "settings":
-                repository.is_private = content.get("private", repository.is_private)
             case _:
                 raise RefusalError(404, "", f"no route {request.method} {request.url.path}")
         return JSONResponse({})
@@ -433,9 +407,7 @@ class Hub:
         }
         return list(files.values())
 
-    def _commit(
-        self, repository: Repository, revision: str, body: bytes, *, is_pull: bool
-    ) -> Response:
+    def _commit(self, repository: Repository, revision: str, body: bytes) -> Response:
         lines = [json.loads(line) for line in body.splitlines() if line.strip()]
         header = lines[0]["value"]
         head = repository.resolve(revision)
@@ -446,11 +418,9 @@ class Hub:
         files = dict(head.files)
         for line in lines[1:]:
             self._apply(files, line["key"], line["value"])
-        ref = f"refs/pr/{len(repository.refs)}" if is_pull else revision
-        sha = repository.commit(ref, header["summary"], head.sha, files)
-        url = f"{self._url}/datasets/{repository.repo_id}"
-        pull = {"pullRequestUrl": f"{url}/discussions/{ref.split('/')[-1]}"} if is_pull else {}
-        return JSONResponse({"commitOid": sha, "commitUrl": f"{url}/commit/{sha}", **pull})
+        sha = repository.commit(revision, header["summary"], head.sha, files)
+        url = f"{self._url}/datasets/{repository.repo_id}/commit/{sha}"
+        return JSONResponse({"commitOid": sha, "commitUrl": url})
 
     def _apply(self, files: dict[str, StoredFile], key: str, value: Mapping[str, Any]) -> None:
         path = value["path"]
@@ -530,20 +500,11 @@ def _validate_card(content: str) -> Response:
 def _info(repository: Repository, revision: str) -> dict[str, Any]:
     commit = repository.resolve(revision)
     return {
-        "_id": repository.repo_id,
-        "id": repository.repo_id,
-        "author": repository.repo_id.split("/")[0],
-        "sha": commit.sha,
-        "private": repository.is_private,
-        "gated": False,
-        "disabled": False,
-        "tags": [],
-        "downloads": 0,
-        "likes": 0,
-        "createdAt": _DATE,
-        "lastModified": _DATE,
+        "_id": repository.repo_id, "id": repository.repo_id, "author": repository.repo_id.split("/")[0],
+        "sha": commit.sha, "private": repository.is_private, "gated": False, "disabled": False, "tags": [],
+        "downloads": 0, "likes": 0, "createdAt": _DATE, "lastModified": _DATE,
         "siblings": [{"rfilename": path} for path in sorted(commit.files)],
-    }
+    }  # fmt: skip
 
 
 def _tree(
@@ -564,13 +525,11 @@ def _tree(
     folders -= set(files)
     if folder and not entries and not folders:
         raise RefusalError(404, "EntryNotFound", f"{folder} does not exist")
-    return [
-        *(
-            {"type": "directory", "path": name, "oid": "0" * 40, "size": 0}
-            for name in sorted(folders)
-        ),
-        *entries,
-    ]
+    return [*map(_folder, sorted(folders)), *entries]
+
+
+def _folder(path: str) -> dict[str, Any]:
+    return {"type": "directory", "path": path, "oid": "0" * 40, "size": 0}
 
 
 def _paths_info(repository: Repository, revision: str, body: bytes) -> list[dict[str, Any]]:
@@ -584,23 +543,8 @@ def _paths_info(repository: Repository, revision: str, body: bytes) -> list[dict
         if path in files:
             entries.append(files[path].entry(path))
         elif any(name.startswith(f"{path}/") for name in files):
-            entries.append({"type": "directory", "path": path, "oid": "0" * 40, "size": 0})
+            entries.append(_folder(path))
     return entries
-
-
-def _refs(repository: Repository) -> dict[str, Any]:
-    def rows(names: Mapping[str, str], prefix: str) -> list[dict[str, str]]:
-        return [
-            {"name": name, "ref": f"{prefix}{name}", "targetCommit": sha}
-            for name, sha in names.items()
-        ]
-
-    branches = {name: sha for name, sha in repository.refs.items() if "/" not in name}
-    return {
-        "branches": rows(branches, "refs/heads/"),
-        "tags": rows(repository.tags, "refs/tags/"),
-        "converts": [],
-    }
 
 
 def _preupload(commit: Commit, wanted: Mapping[str, Any]) -> dict[str, Any]:
