@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing.sample import ANSWERS_FILE, SESSIONS_DIR
 from tests.roots import PROJECT
-from tests.support.forked import BIN, forked
+from tests.support.commands import command
 from tests.support.settings_files import write_settings
 from tests.support.teachers import TeacherServer
 
@@ -24,23 +25,9 @@ pytestmark = pytest.mark.slow
 OTHER = {"name": "other", "model": "z-ai/glm-4.6", "dialect": "openrouter"}
 
 
-def command(
-    *words: str | Path, cwd: Path, max_file_bytes: int | None = None, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        forked([BIN / "replay-pipeline", *words]),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env=child_environment(HOME=str(cwd), COLUMNS="200", **environment),
-        timeout=300,
-        preexec_fn=None if max_file_bytes is None else lambda: fill_disk_at(max_file_bytes),
-    )
-
-
-def fill_disk_at(n_bytes: int) -> None:
-    """Let no file of this process grow beyond `n_bytes`, as on a disk that is full."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
+def full_at(n_bytes: int) -> dict[str, Any]:
+    """Let no file of the program grow beyond `n_bytes`, as on a disk that is full."""
+    return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))}
 
 
 def assert_one_clear_line(
@@ -65,9 +52,8 @@ def paid_root(tmp_path_factory) -> Path:
     """A data root with one batch that is ingested and paid for."""
     folder = tmp_path_factory.mktemp("paid")
     project = sorted(p for p in SESSIONS_DIR.iterdir() if p.is_dir())[0]
-    done = command(
-        "run", project, "--data", folder / "d", "--no-train", cwd=folder, REPLAY_TEACHERS="sample"
-    )
+    words = ("run", project, "--data", folder / "d", "--no-train")
+    done = command(*words, cwd=folder, REPLAY_TEACHERS="sample")
     assert done.returncode == 0, done.stderr
     return folder / "d"
 
@@ -80,25 +66,30 @@ def contents(root: Path) -> dict[str, int]:
     }
 
 
-def test_no_such_path(tmp_path):
-    done = command("ingest", "gone.jsonl", "--out", "o", cwd=tmp_path)
-    assert_one_clear_line(done, "gone.jsonl")
-    done = command("run", "gone", "--data", "d", cwd=tmp_path)
-    assert_one_clear_line(done, "gone")
-
-
 @pytest.mark.parametrize(
-    "text", ["hello\nthere\n", '{"some": "json"}\n[1, 2]\n', "\x00\x01\x02", ""]
-)
-def test_what_is_no_session(tmp_path, text):
-    (tmp_path / "a.jsonl").write_text(text)
-    done = command("ingest", "a.jsonl", "--out", "o", cwd=tmp_path)
-    assert_one_clear_line(done, "a.jsonl")
-
-
-def test_an_unknown_teacher_choice(tmp_path):
-    done = command("estimate", cwd=tmp_path, REPLAY_TEACHERS="nobody")
-    assert_one_clear_line(done, "nobody", "sample")
+    ("words", "named"),
+    [
+        ("ingest gone.jsonl --out o", "gone.jsonl"),
+        ("run gone --data d", "gone"),
+        ("ingest words.jsonl --out o", "words.jsonl"),
+        ("ingest json.jsonl --out o", "json.jsonl"),
+        ("ingest bytes.jsonl --out o", "bytes.jsonl"),
+        ("ingest empty.jsonl --out o", "empty.jsonl"),
+        ("estimate --teachers nobody", "sample, rehearsal"),
+        ("run --settings name.toml", "name.toml"),
+        ("run --settings text.toml", "text.toml"),
+        ("run --settings type.toml", "type.toml"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_worked_with_is_named_in_one_line(tmp_path, words, named):
+    files = {
+        "words.jsonl": "hello\nthere\n", "json.jsonl": '{"some": "json"}\n[1, 2]\n',
+        "bytes.jsonl": "\x00\x01\x02", "empty.jsonl": "", "name.toml": "[replay]\nnope = 1\n",
+        "text.toml": "not toml", "type.toml": "[pairs]\nlevel = 3\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert_one_clear_line(command(*words.split(), cwd=tmp_path), named)
 
 
 def test_a_missing_key_is_found_before_anything_is_sent(paid_root, tmp_path):
@@ -176,22 +167,15 @@ def test_marks_of_the_review_page_take_pairs_out_and_are_counted(paid_root, tmp_
     assert json.loads(command("pairs", *sample, cwd=tmp_path).stdout) == first
 
 
-@pytest.mark.parametrize("broken", ["[replay]\nnope = 1\n", "not toml", "[pairs]\nlevel = 3\n"])
-def test_broken_settings(tmp_path, broken):
-    (tmp_path / "s.toml").write_text(broken)
-    done = command("run", "--settings", "s.toml", cwd=tmp_path)
-    assert_one_clear_line(done, "s.toml")
-
-
 def test_an_output_that_cannot_be_written_loses_nothing(tmp_path):
     (tmp_path / "taken").write_text("a file where a folder should be")
-    done = command("ingest", SESSIONS_DIR, "--out", "taken", cwd=tmp_path)
+    done = command("ingest", PROJECT, "--out", "taken", cwd=tmp_path)
     assert_one_clear_line(done, "taken", "cannot be written")
     assert (tmp_path / "taken").read_text() == "a file where a folder should be"
 
 
 def test_a_full_disk_while_ingesting_writes_nothing(tmp_path):
-    done = command("ingest", SESSIONS_DIR, "--out", "o", cwd=tmp_path, max_file_bytes=4_000)
+    done = command("ingest", PROJECT, "--out", "o", cwd=tmp_path, options=full_at(4_000))
     assert_one_clear_line(done, "cannot be written")
     assert not list((tmp_path / "o").glob("*turns*"))
 
@@ -199,7 +183,8 @@ def test_a_full_disk_while_ingesting_writes_nothing(tmp_path):
 def test_a_full_disk_while_replaying_loses_no_paid_answer(tmp_path):
     words = ("--data", "d", "--budget", "2")
     assert command("ingest", PROJECT, "--data", "d", cwd=tmp_path).returncode == 0
-    done = command("replay", *words, cwd=tmp_path, max_file_bytes=150_000, REPLAY_TEACHERS="sample")
+    full = full_at(150_000)
+    done = command("replay", *words, cwd=tmp_path, options=full, REPLAY_TEACHERS="sample")
     assert_one_clear_line(done, "ledger.sqlite", may_log=True)
     done = command("replay", *words, "--json", cwd=tmp_path, REPLAY_TEACHERS="sample")
     assert done.returncode == 0, done.stderr
@@ -235,11 +220,7 @@ def test_a_system_without_locks_of_unix_makes_a_dataset_and_says_that_it_cannot_
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["answers"] > 0
-    start = [
-        sys.executable,
-        "-c",
-        without + "from trainer.__main__ import main; sys.exit(main([]))",
-    ]
+    start[-1] = without + "from trainer.__main__ import main; sys.exit(main([]))"
     done = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert "training needs Linux or macOS" in done.stderr

@@ -13,6 +13,8 @@ import sysconfig
 import tomllib
 import venv
 import zipfile
+from collections.abc import Callable
+from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -54,20 +56,22 @@ def _base_packages(start: list[str]) -> dict[str, Path]:
     return found
 
 
-def _environment(folder: Path, *extras: str) -> tuple[Path, int, int]:
+def _wheel(folder: Path) -> Path:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def _environment(folder: Path, wheel: Callable[[], Path], *extras: str) -> tuple[Path, int, int]:
     """A virtual environment with the wheel, the packages of the base and extras, and no other."""
     if made := os.environ.get("WHEEL_ENVIRONMENTS"):
         python = Path(made).absolute() / "-".join(["base", *extras]) / "bin" / "python"
         return python, 0, 0
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder / "dist"],
-        cwd=ROOT, check=True, capture_output=True,
-    )  # fmt: skip
     venv.create(folder / "venv", with_pip=False)
     paths = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
     site = Path(sysconfig.get_path("purelib", vars=paths))
-    (wheel,) = (folder / "dist").glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(site)
+    zipfile.ZipFile(wheel()).extractall(site)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = list(project["dependencies"])
     for extra in extras:
@@ -92,28 +96,16 @@ def _environment(folder: Path, *extras: str) -> tuple[Path, int, int]:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return _environment(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def with_trainer(tmp_path_factory):
-    return _environment(tmp_path_factory.mktemp("train"), "replay", "train")
-
-
-@pytest.fixture(scope="module")
-def with_replay(tmp_path_factory):
-    return _environment(tmp_path_factory.mktemp("replay"), "replay")
+def environments(tmp_path_factory):
+    """Give the environment of some extras, and how many packages and bytes it has; made once."""
+    wheel = cache(lambda: _wheel(tmp_path_factory.mktemp("dist")))
+    return cache(lambda *extras: _environment(tmp_path_factory.mktemp("venv"), wheel, *extras))
 
 
 @pytest.fixture
-def command(with_replay, tmp_path):
-    return _commands(with_replay[0], tmp_path)
-
-
-@pytest.fixture
-def base_command(base, tmp_path):
-    return _commands(base[0], tmp_path)
+def command(environments, tmp_path):
+    """Run a command where the extra of replays is."""
+    return _commands(environments("replay")[0], tmp_path)
 
 
 def _commands(python: Path, tmp_path: Path):
@@ -133,8 +125,8 @@ def _commands(python: Path, tmp_path: Path):
     return run
 
 
-def test_the_base_is_small(base):
-    _, n_packages, n_bytes = base
+def test_the_base_is_small(environments):
+    _, n_packages, n_bytes = environments()
     assert n_packages <= MAX_PACKAGES
     assert n_bytes <= MAX_BYTES
 
@@ -155,8 +147,9 @@ def test_the_commands_take_sessions_to_a_dataset_folder(command, tmp_path):
 
 @pytest.mark.slow
 def test_the_base_reads_sessions_and_its_page_has_its_libraries_and_their_licenses(
-    base_command, tmp_path
+    environments, tmp_path
 ):
+    base_command = _commands(environments()[0], tmp_path)
     sessions = sorted(PROJECT.glob("*.jsonl"))[:1]
     base_command("ingest", *sessions, "--data", "root")
     error = base_command("estimate", "--data", "root", rc=2).stderr
@@ -174,8 +167,8 @@ def test_the_base_reads_sessions_and_its_page_has_its_libraries_and_their_licens
 
 
 @pytest.mark.slow
-def test_with_the_trainer_alone_the_commands_go_as_far_as_a_model(with_trainer, tmp_path):
-    command = _commands(with_trainer[0], tmp_path)
+def test_with_the_trainer_alone_the_commands_go_as_far_as_a_model(environments, tmp_path):
+    command = _commands(environments("replay", "train")[0], tmp_path)
     data = ("--data", "root")
     sessions = sorted(PROJECT.glob("*.jsonl"))
     (tmp_path / "mine.toml").write_text("[normalize]\nrecipe = 'none'\n")
@@ -210,9 +203,9 @@ def test_a_missing_extra_is_one_line_that_names_it(command, arguments, extra):
 
 
 @pytest.mark.slow
-def test_the_trainer_names_its_extra_where_it_is_missing(base, tmp_path):
+def test_the_trainer_names_its_extra_where_it_is_missing(environments, tmp_path):
     done = subprocess.run(
-        [base[0], "-m", "trainer", "--set", "dataset=there"],
+        [environments()[0], "-m", "trainer", "--set", "dataset=there"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2

@@ -39,18 +39,8 @@ from tests.support.sessions import SessionBuilder, ToolCall
 from tests.support.teachers import TeacherServer
 
 REPO = Path(__file__).parents[2]
-ASSETS = {
-    "claude_code_sessions",
-    "dpo_pairs",
-    "night_summary",
-    "normalized_pairs",
-    "published_dataset",
-    "teacher_actions",
-    "trace_states",
-    "trained_model",
-    "verdicts",
-}
 BY_BATCH = ["trace_states", "teacher_actions", "dpo_pairs", "normalized_pairs"]
+OTHERS = ["claude_code_sessions", "night_summary", "published_dataset", "trained_model", "verdicts"]
 RANGE = "dagster/asset_partition_range_"
 
 pytestmark = pytest.mark.slow
@@ -122,7 +112,7 @@ def test_definitions_load_with_every_asset_described():
     defs = define(PipelineResource())
     dg.Definitions.validate_loadable(defs)
     graph = defs.resolve_asset_graph()
-    assert {key.to_user_string() for key in graph.get_all_asset_keys()} == ASSETS
+    assert {key.to_user_string() for key in graph.get_all_asset_keys()} == {*BY_BATCH, *OTHERS}
     for key in graph.get_all_asset_keys():
         node = graph.get(key)
         assert node.description
@@ -176,13 +166,13 @@ def allowed_retries(instance: dg.DagsterInstance, run_id: str) -> int:
     return int(run.tags["dagster/max_retries"])
 
 
-def planned_night(instance: dg.DagsterInstance, *, day: int, hour: int) -> list[dg.RunRequest]:
+def planned(instance: dg.DagsterInstance, *, day: int, hour: int) -> Any:
+    """What the schedule makes of a night: runs, or why there are none."""
+    # Left open, a context would put another test's instance in place when it is collected.
     with dg.build_schedule_context(
         instance=instance, scheduled_execution_time=datetime(2026, 1, day, hour, tzinfo=UTC)
     ) as context:
-        planned = nightly_replay(context, pipeline=PipelineResource())
-    assert isinstance(planned, list)
-    return planned
+        return nightly_replay(context, pipeline=PipelineResource())
 
 
 def set_in(root: Path, section: str, line: str) -> None:
@@ -204,7 +194,7 @@ def test_all_runs_of_a_night_bear_the_date_on_which_it_begins_in_its_time_zone(r
         instance.add_dynamic_partitions("trace_batch", keys)
         done = dg.AssetMaterialization("normalized_pairs", partition=between)
         instance.report_runless_asset_event(done)
-        requests = planned_night(instance, day=1, hour=20)
+        requests = planned(instance, day=1, hour=20)
     assert [request.tags[f"{RANGE}start"] for request in requests] == [first, others[1]]
     nights = [request.run_config["ops"]["teacher_actions"]["config"] for request in requests]
     assert nights == 2 * [{"night": "2026-01-02"}]
@@ -243,7 +233,7 @@ def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(roo
             assert max(by_night.values()) <= max_usd
             return done.run_id
 
-        requests = planned_night(instance, day=2, hour=2)
+        requests = planned(instance, day=2, hour=2)
         assert len(requests) == 2
         *_, last = [run(request.run_config, request.tags) for request in requests]
         spent = dict(by_night)
@@ -257,7 +247,7 @@ def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(roo
         assert completed_batches(work) != set(batches)
         first, *_ = [
             run(request.run_config, request.tags | died)
-            for request in planned_night(instance, day=3, hour=2)
+            for request in planned(instance, day=3, hour=2)
         ]
         assert allowed_retries(instance, first) == 2 + 3, "it made something"
         assert by_night["night:2026-01-03"] > 0
@@ -266,33 +256,18 @@ def test_the_runs_of_a_night_and_their_retries_share_its_money_and_use_it_up(roo
 def test_what_the_money_did_not_reach_is_planned_again_and_0_means_0(root):
     work = pipeline_at(root)
     work.find_batches()
-    resource = PipelineResource()
     with instance_of(root) as instance:
-
-        def plan():
-            now = datetime(2026, 1, 2, 2, tzinfo=UTC)
-            # Left open, it would put another test's instance in place when it is collected.
-            with dg.build_schedule_context(
-                instance=instance, scheduled_execution_time=now
-            ) as context:
-                return nightly_replay(context, pipeline=resource)
-
         assert run_range(root, instance, max_total_usd=0.03).success
         spent = status_of(work)["ledger"]["spent_usd"]
         assert 0 < spent <= 0.03
         assert instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
         assert completed_batches(work) != set(work.batches())
-        assert isinstance(plan(), list)
+        assert isinstance(planned(instance, day=2, hour=2), list)
         assert run_range(root, instance).success
         assert completed_batches(work) == set(work.batches())
-        assert isinstance(plan(), dg.SkipReason)
-        text = (
-            (root / "settings.toml")
-            .read_text()
-            .replace("[replay]", "[replay]\nmax_nightly_usd = 0")
-        )
-        (root / "settings.toml").write_text(text)
-        assert "budget is 0" in str(plan().skip_message)
+        assert isinstance(planned(instance, day=2, hour=2), dg.SkipReason)
+        set_in(root, "replay", "max_nightly_usd = 0")
+        assert "budget is 0" in str(planned(instance, day=2, hour=2).skip_message)
 
 
 def test_night_after_night_what_is_new_is_replayed_published_and_told_and_nothing_is_paid_twice(
@@ -342,7 +317,7 @@ def test_night_after_night_what_is_new_is_replayed_published_and_told_and_nothin
                     if is_bad:
                         with_work(patch, "pairs", no_pairs)
                         defs = define(resource)
-                    for request in planned_night(instance, day=day, hour=2):
+                    for request in planned(instance, day=day, hour=2):
                         of_night = {"dagster/schedule_name": "nightly_replay"}
                         assert ends(request, "replay_batches", **of_night) is not is_bad
                 defs = define(resource)
@@ -517,36 +492,24 @@ def checks_of(instance: dg.DagsterInstance, run_id: str) -> dict[str, tuple[bool
     }
 
 
-@pytest.mark.parametrize(
-    ("table", "fields", "check"),
-    [
-        ("states", {"session_id": "?"}, "states_are_whole"),
-        ("dpo_pairs", {"chosen": ""}, "sides_differ"),
-    ],
-)
-def test_a_blocking_check_keeps_the_run_from_going_on(root, monkeypatch, table, fields, check):
-    stage, following = {
-        "states": ("ingest", "teacher_actions"),
-        "dpo_pairs": ("pairs", "normalized_pairs"),
-    }[table]
-
+def test_a_blocking_check_keeps_the_run_from_going_on(root, monkeypatch):
     def broken(whole, task):
         report = whole(task)
         if task.batch == task.project.batches()[0]:
-            damage(root, table, **fields)
+            damage(root, "dpo_pairs", chosen="")
         return report
 
-    with_work(monkeypatch, stage, broken)
+    with_work(monkeypatch, "pairs", broken)
     pipeline_at(root).find_batches()
     with instance_of(root) as instance:
         run_id = str(uuid4())
         with pytest.raises(dg.DagsterError):
             run_range(root, instance, run_id=run_id)
         found = checks_of(instance, run_id)
-        passed, severity, message = found[check]
+        passed, severity, message = found["sides_differ"]
         assert (passed, severity) == (False, "ERROR")
         assert f"batch {pipeline_at(root).batches()[0]}" in message
-        assert not instance.get_materialized_partitions(dg.AssetKey(following))
+        assert not instance.get_materialized_partitions(dg.AssetKey("normalized_pairs"))
     assert not pipeline_at(root).root.batches("normalized_pairs")
 
 

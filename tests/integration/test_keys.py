@@ -9,16 +9,18 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from replay_pipeline.assets.instance import prepare_home
 from replay_pipeline.settings import Settings, config_dir
 from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.storage.trust import host_of, trust_host
 from replay_pipeline.testing.sample import ANSWERS_FILE
 from replay_pipeline.types import TeacherSpec
-from tests.loopback import QuietHandler, served
+from tests.loopback import LoopbackServer, webhook
 from tests.roots import PROJECT
 from tests.support.forked import forked, forked_python
 from tests.support.settings_files import write_settings
@@ -35,49 +37,19 @@ KEYS = {
 }
 
 
-class Echo(QuietHandler):
+class Echo(LoopbackServer):
     """An endpoint that repeats in its errors what it was sent, key included."""
 
-    def do_GET(self) -> None:
-        self.answer(404)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.answer(401)
-
-    def answer(self, status: int) -> None:
-        sent = self.headers.get("authorization", "")
+    def serve(self, request: Any, body: bytes) -> None:
+        sent = request.headers.get("authorization", "")
         message = f"the key {sent.removeprefix('Bearer ')} ({sent!r}) is not known here"
-        body = json.dumps({"error": {"code": status, "message": message}}).encode()
-        self.send_response(status, message)
-        self.send_header("content-length", str(len(body)))
-        self.send_header("x-sent", sent)
-        self.end_headers()
-        self.wfile.write(body)
-
-
-@contextlib.contextmanager
-def heard_by_webhook() -> Iterator[tuple[str, list[bytes]]]:
-    """A webhook on loopback, and all that it is sent, headers included."""
-    heard: list[bytes] = []
-
-    class Webhook(QuietHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            heard.append(str(self.headers).encode() + body)
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-    with served(Webhook) as url:
-        yield f"{url}/hooks/secret-path", heard
-
-
-@contextlib.contextmanager
-def echo() -> Iterator[str]:
-    """`Echo` on loopback, up to and without `/chat/completions`."""
-    with served(Echo) as url:
-        yield f"{url}/v1"
+        status = 401 if body else 404
+        error = json.dumps({"error": {"code": status, "message": message}}).encode()
+        request.send_response_only(status, message)
+        request.send_header("content-length", str(len(error)))
+        request.send_header("x-sent", sent)
+        request.end_headers()
+        request.wfile.write(error)
 
 
 def everything(folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -127,18 +99,15 @@ def name_teachers(root: Path, teachers: Sequence[TeacherSpec]) -> None:
 def world(tmp_path) -> Iterator[tuple[Path, dict[str, str]]]:
     """A data root with two honest teachers, and one that repeats the key in its errors."""
     root = tmp_path / "data"
-    with TeacherServer(ANSWERS_FILE, key=KEYS["TEACHER_KEY"]) as server, echo() as url:
+    with TeacherServer(ANSWERS_FILE, key=KEYS["TEACHER_KEY"]) as server, Echo() as echo:
+        url = f"{echo.url}/v1"
         honest = [
             spec.model_copy(update={"api_key_env": "TEACHER_KEY"}) for spec in server.teachers()[:2]
         ]
         echoing = TeacherSpec(
-            name="echo",
-            model="z-ai/glm-4.6",
-            base_url=url,
-            api_key_env="ECHO_KEY",
-            dialect="openrouter",
-            price={"prompt": 1e-6, "completion": 1e-6},
-        )
+            name="echo", model="z-ai/glm-4.6", base_url=url, api_key_env="ECHO_KEY",
+            dialect="openrouter", price={"prompt": 1e-6, "completion": 1e-6},
+        )  # fmt: skip
         name_teachers(root, [*honest, echoing])
         for place, key in ((server.base_url, "TEACHER_KEY"), (url, "ECHO_KEY")):
             trust_host(host_of(place), key=key, folder=config_dir())
@@ -162,6 +131,14 @@ def run(command: list[str], environment: dict[str, str], expected: int | None = 
 
 
 CLI = ["-c", "from replay_pipeline.cli import main; main()"]
+DAGSTER = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.assets.definitions", "--select"]  # fmt: skip
+
+
+def with_dagster(root: Path, environment: dict[str, str]) -> str:
+    """Prepare Dagster's home of a data root; returns its first batch."""
+    prepare_home(root)
+    run([*CLI, "ui", "--no-serve"], environment)
+    return next((root / "states").iterdir()).name.removeprefix("trace_batch=")
 
 
 def test_a_whole_run_leaves_no_key_in_anything_that_it_leaves(world):
@@ -171,15 +148,10 @@ def test_a_whole_run_leaves_no_key_in_anything_that_it_leaves(world):
         "teachers": run([*CLI, "teachers", "list"], environment),
         "replay": run([*CLI, "-v", "replay", "--yes"], environment, expected=None),
     }
-    from replay_pipeline.assets.instance import prepare_home
-
-    prepare_home(root)
-    run([*CLI, "ui", "--no-serve"], environment)
-    batch = next((root / "states").iterdir()).name.removeprefix("trace_batch=")
+    batch = with_dagster(root, environment)
     assets = "trace_states,teacher_actions,dpo_pairs,normalized_pairs"
-    dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.assets.definitions"]
-    shown["dagster"] = run([*dagster, "--select", assets, "--partition", batch], environment)
-    shown["publish"] = run([*dagster, "--select", "published_dataset"], environment)
+    shown["dagster"] = run([*DAGSTER, assets, "--partition", batch], environment)
+    shown["publish"] = run([*DAGSTER, "published_dataset"], environment)
     shown["look"] = run([*CLI, "look"], environment)
     shown["status"] = run([*CLI, "status", "--json"], environment)
     shown["doctor"] = run([*CLI, "doctor", "--json"], environment, expected=None)
@@ -198,19 +170,11 @@ def test_a_run_that_fails_leaves_no_key_in_its_error(world):
     root, environment = world
     name_teachers(root, Settings.load(data_dir=root).replay.teachers[-1:])
     run([*CLI, "ingest"], environment)
-    from replay_pipeline.assets.instance import prepare_home
-
-    prepare_home(root)
-    run([*CLI, "ui", "--no-serve"], environment)
-    batch = next((root / "states").iterdir()).name.removeprefix("trace_batch=")
-    dagster = ["-m", "dagster", "asset", "materialize", "-m", "replay_pipeline.assets.definitions"]
+    batch = with_dagster(root, environment)
+    step = [*DAGSTER, "teacher_actions", "--partition", batch]
     shown = {
         "cli": run([*CLI, "-v", "replay", "--yes"], environment, expected=1),
-        "dagster": run(
-            [*dagster, "--select", "teacher_actions", "--partition", batch],
-            environment,
-            expected=1,
-        ),
+        "dagster": run(step, environment, expected=1),
     }
     assert b"no teacher could be asked" in shown["cli"]
     left = list(everything(root))
@@ -241,26 +205,16 @@ def test_a_webhook_is_told_of_a_failure_without_the_keys_that_are_in_its_error(w
     (root / "dataset").mkdir()
     config = root.parent / "leaking.yaml"
     config.write_text(f"trl: {{{json.dumps('x' * 100 + ' '.join(KEYS.values()))}: 1}}\n")
-    with heard_by_webhook() as (url, bodies):
+    with webhook() as (url, heard):
         with (root / "settings.toml").open("a") as file:
             file.write(f"[train]\nconfig = '{config}'\n[notify]\nis_nightly = true\n")
         environment |= {"REPLAY_WEBHOOK": url}
-        from replay_pipeline.assets.instance import prepare_home
-
         prepare_home(root)
-        dagster = [
-            "-m",
-            "dagster",
-            "asset",
-            "materialize",
-            "-m",
-            "replay_pipeline.assets.definitions",
-        ]
-        failed = run([*dagster, "--select", "trained_model"], environment, expected=1)
+        failed = run([*DAGSTER, "trained_model"], environment, expected=1)
         assert all(key.encode() in failed for key in KEYS.values()), "as the trainer says it"
         told = run(["-c", TELL], environment)
-        told += run([*dagster, "--select", "night_summary"], environment)
-    failure, night = bodies
+        told += run([*DAGSTER, "night_summary"], environment)
+    failure, night = (json.dumps(each).encode() for each in heard)
     assert b"run_failed" in failure
     assert b"unknown setting trl." in failure
     assert b"<KEY>" in failure

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 
 import dagster as dg
 import pytest
@@ -12,11 +11,10 @@ from replay_pipeline.assets.records import sync
 from replay_pipeline.publish import newest
 from replay_pipeline.settings import Settings
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.storage.store import as_path, files_below
-from replay_pipeline.testing.sample import SESSIONS_DIR
 from tests.roots import PROJECT, run_batches, settings_at
-from tests.support.forked import BIN, forked, forked_python
+from tests.support.commands import command
+from tests.support.forked import forked_python
 from tests.trainer.diloco.s3_server import MotoServer
 
 pytestmark = [
@@ -103,27 +101,18 @@ def test_the_demo_on_s3_gives_the_bytes_that_a_folder_gives(s3, tmp_path, monkey
             assert not path.is_file() or b"planted-secret" not in path.read_bytes(), path
 
 
-def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        forked([BIN / "replay-pipeline", *arguments]),
-        env=child_environment(**environment),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-
-
 def test_the_command_line_takes_a_url_and_tells_what_is_wrong_with_it(s3, tmp_path):
-    done = command("ingest", str(SESSIONS_DIR), "--data", "s3://bucket/cli", "--json")
+    done = command("ingest", PROJECT, "--data", "s3://bucket/cli", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["states"] > 0
-    status = command("status", REPLAY_DATA="s3://bucket/cli")
+    status = command("status", cwd=tmp_path, REPLAY_DATA="s3://bucket/cli")
     assert status.returncode == 2
     assert "REPLAY_HOME" in status.stderr
     assert "Traceback" not in status.stderr
-    status = command("status", REPLAY_DATA="s3://bucket/cli", REPLAY_HOME=str(tmp_path))
+    home = {"cwd": tmp_path, "REPLAY_HOME": str(tmp_path)}
+    status = command("status", REPLAY_DATA="s3://bucket/cli", **home)
     assert status.returncode == 0, status.stderr
-    missing = command("status", REPLAY_DATA="s3://no-such-bucket/cli", REPLAY_HOME=str(tmp_path))
+    missing = command("status", REPLAY_DATA="s3://no-such-bucket/cli", **home)
     assert missing.returncode == 1
     assert "no-such-bucket" in missing.stderr
     assert "Traceback" not in missing.stderr
@@ -133,8 +122,7 @@ def test_without_credentials_the_error_says_where_they_are_looked_for(s3, monkey
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    done = command("status", "--data", "s3://bucket/other")
+    done = command("status", "--data", "s3://bucket/other", cwd=tmp_path)
     assert done.returncode == 1
     assert "credentials, endpoint and region in the environment" in done.stderr
     assert "Traceback" not in done.stderr

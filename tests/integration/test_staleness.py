@@ -52,28 +52,15 @@ def root(done, tmp_path, monkeypatch) -> Path:
     return tmp_path / "data"
 
 
-def set_up(root: Path, **pairs: object) -> None:
-    write_settings(
-        root,
-        ingest={
-            "sources": [PROJECT],
-            "max_batch_sessions": 3,
-            "settle_s": 0,
-        },
-        replay={"sample_teachers": True},
-        pairs=pairs,
-    )
-
-
-def other_settings(root: Path, changes: dict[str, dict[str, object]]) -> None:
-    """The settings of the root with some of them changed, by section."""
+def set_up(root: Path, **changes: dict[str, object]) -> None:
+    """The settings of the root, with some of them changed, by section."""
     sections: dict[str, dict[str, object]] = {
         "ingest": {"sources": [PROJECT], "max_batch_sessions": 3, "settle_s": 0},
         "replay": {"sample_teachers": True},
     }
-    for name, section in changes.items():
-        sections[name] = sections.get(name, {}) | section
-    write_settings(root, **sections)
+    write_settings(
+        root, **{n: sections.get(n, {}) | changes.get(n, {}) for n in {**sections, **changes}}
+    )
 
 
 def stale(
@@ -109,7 +96,7 @@ def test_other_settings_make_their_asset_stale_and_redoing_it_is_enough(root):
         materialize(instance, "published_dataset")
         assert stale(instance, batches) == {}
 
-        set_up(root, include_natural=False)
+        set_up(root, pairs={"include_natural": False})
         assert stale(instance, batches) == {"dpo_pairs": batches}
         first, *rest = batches
         materialize(instance, "dpo_pairs", first)
@@ -146,20 +133,15 @@ OTHER_SETTINGS: dict[str, tuple[Any, list[str]]] = {
 """Another value of a setting, and the stages whose output it decides, beyond those before them."""
 SAME_BYTES = {
     "ingest": {"settle_s": 3, "max_batch_sessions": 2, "keeps_bytes": False, "harness": "neutral"},
-    "replay": {
-        "max_concurrency": 3,
-        "max_total_usd": 7.0,
-        "max_daily_usd": 3.0,
-        "max_looks": 1,  # these count where teachers are asked on
-        "looks_share": 1.0,
-    },
+    # The last two count where teachers are asked on.
+    "replay": {"max_concurrency": 3, "max_total_usd": 7.0, "max_daily_usd": 3.0, "max_looks": 1, "looks_share": 1.0},
     "normalize": {"executor": "default", "allow_operators": ["text_pair_similarity_filter"]},
     "train": {"stop_timeout_s": 5, "environment": ["HF_TOKEN"]},
     "publish": {"is_private": False, "repo_id": "me/mine"},
     "workspaces": {"timeout_s": 3, "max_processes": 9},
     "night": {"replays_at": "03:00"},
     "notify": {"is_nightly": True, "webhook_url": "http://127.0.0.1:9/"},
-}
+}  # fmt: skip
 ASSETS = {stage.name: stage.asset for stage in chain.STAGES}
 
 
@@ -199,7 +181,7 @@ def test_a_setting_decides_the_stages_that_it_is_about():
 
 def test_command_and_dagster_name_the_same_batches_for_the_same_reason(shown_root):
     value, stages = OTHER_SETTINGS["pairs.level"]
-    change = partial(other_settings, shown_root, {"pairs": {"level": value}})
+    change = partial(set_up, shown_root, pairs={"level": value})
     see_both(shown_root, change, "pairs.level: ", "effect → exact", stages)
 
 
@@ -231,13 +213,9 @@ def see_both(
 
 def test_where_and_how_fast_a_teacher_is_asked_decides_nothing():
     change = {
-        "answers_as": "*",
-        "api_key_env": "ANOTHER_KEY",
-        "base_url": "http://127.0.0.1:9/v1",
-        "max_concurrency": 3,
-        "price": {"prompt": 1e-6, "completion": 1e-6},
-        "timeout_s": 9.0,
-    }
+        "answers_as": "*", "api_key_env": "ANOTHER_KEY", "base_url": "http://127.0.0.1:9/v1",
+        "max_concurrency": 3, "price": {"prompt": 1e-6, "completion": 1e-6}, "timeout_s": 9.0,
+    }  # fmt: skip
     decisive = {"name", "model", "params", "family", "dialect", "is_distillable"}
     assert change.keys() | decisive == TeacherSpec.model_fields.keys()
     one, other = (
@@ -253,13 +231,13 @@ def test_files_that_settings_name_count_by_what_they_say(shown_root, tmp_path):
     [pair_id, *_] = pipeline_at(shown_root).root.read("dpo_pairs", batch)["pair_id"].to_pylist()
     marks = tmp_path / "marks.json"
     marks.write_text(json.dumps({"format": FORMAT, "marks": {pair_id: "reject"}}))
-    change = partial(other_settings, shown_root, {"pairs": {"marks": str(marks)}})
+    change = partial(set_up, shown_root, pairs={"marks": str(marks)})
     see_both(shown_root, change, "pairs.marks: none → ", "", ["pairs"])
     moved = marks.rename(tmp_path / "moved.json")
-    other_settings(shown_root, {"pairs": {"marks": str(moved)}})
+    set_up(shown_root, pairs={"marks": str(moved)})
     assert stale_work(pipeline_at(shown_root))["batches"] == {}
 
 
 def test_settings_that_change_no_byte_make_nothing_stale(root):
-    other_settings(root, SAME_BYTES)
+    set_up(root, **SAME_BYTES)
     assert stale_work(pipeline_at(root))["batches"] == {}

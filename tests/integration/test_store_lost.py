@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 
 import pytest
 from s3fs import S3FileSystem
@@ -11,10 +10,8 @@ from s3fs import S3FileSystem
 from replay_pipeline.errors import StorageError
 from replay_pipeline.stages.audit.tables import kept_or_dropped
 from replay_pipeline.stages.pipeline import Pipeline
-from replay_pipeline.storage.processes import child_environment
-from replay_pipeline.testing.sample import SESSIONS_DIR
-from tests.roots import run_batches, settings_at
-from tests.support.forked import BIN, forked
+from tests.roots import PROJECT, run_batches, settings_at
+from tests.support.commands import command
 from tests.trainer.diloco.s3_server import HostileNetwork, MotoServer
 
 pytestmark = pytest.mark.slow
@@ -101,12 +98,12 @@ def test_a_stage_that_loses_its_store_says_so_and_can_be_run_again(network, tmp_
     batch = None
     for stage, outages in OUTAGES.items():
         arguments = () if stage in ("find_batches", "publish") else (batch,)
-        for command, part in outages:
+        for verb, part in outages:
             work = Pipeline(settings)
-            network.down_at(command, part)
+            network.down_at(verb, part)
             with pytest.raises(StorageError) as lost:
                 getattr(work, stage)(*arguments)
-            assert network.is_down, f"{stage} makes no {command} of {part}"
+            assert network.is_down, f"{stage} makes no {verb} of {part}"
             told = str(lost.value)
             assert told.startswith("s3://bucket/root/"), told
             assert "cannot be" in told
@@ -128,32 +125,20 @@ def test_a_stage_that_loses_its_store_says_so_and_can_be_run_again(network, tmp_
     shutil.copy(tmp_path / "home" / "sample-ledger.sqlite", tmp_path / "here")
     whole = Pipeline(settings_at(tmp_path / "here", tmp_path / "here"))
     run_batches(whole)
-    for table in (
-        "sessions",
-        "turns",
-        "states",
-        "teacher_actions",
-        "dpo_pairs",
-        "normalized_pairs",
-    ):
+    tables = ("sessions", "turns", "states", "teacher_actions", "dpo_pairs", "normalized_pairs")
+    for table in tables:
         there = work.root.part(table, batch).read_bytes()
         assert there == whole.root.part(table, batch).read_bytes(), table
 
 
-@pytest.mark.parametrize(("command", "part"), [("PUT", "/teacher_actions/"), ("PUT", ".parquet")])
-def test_the_end_of_the_server_is_told_without_a_trace(moto, monkeypatch, tmp_path, command, part):
+def test_the_end_of_the_server_is_told_without_a_trace(moto, monkeypatch, tmp_path):
     network = EndOfServer(moto)
     reached_through(network, monkeypatch)
-    network.down_at(command, part)
+    network.down_at("PUT", "/teacher_actions/")
     try:
-        done = subprocess.run(
-            forked([BIN / "replay-pipeline", "run", SESSIONS_DIR, "--data", "s3://bucket/root",
-                    "--no-train", "--yes"]),
-            env=child_environment(REPLAY_HOME=str(tmp_path), REPLAY_TEACHERS="sample"),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )  # fmt: skip
+        words = ("run", PROJECT, "--data", "s3://bucket/root", "--no-train", "--yes")
+        home = {"REPLAY_HOME": str(tmp_path), "REPLAY_TEACHERS": "sample"}
+        done = command(*words, cwd=tmp_path, **home)
     finally:
         network.close()
     assert network.is_down

@@ -16,7 +16,6 @@ from tests.support.looking import call
 from tests.support.settings_files import write_settings
 from tests.support.teachers import TeacherServer
 from tests.support.worked import Worked
-from trainer.data.dataset import load_preference_data
 from trainer.errors import DatasetError
 
 pytestmark = pytest.mark.slow
@@ -102,6 +101,8 @@ def test_the_trainer_says_that_all_is_held_out(root, tmp_path):
         shutil.rmtree(tmp_path / f"dataset/data/{name}/train")
         train = f"  - split: train\n    path: data/{name}/train/**/*.parquet\n"
         card.write_text(card.read_text("utf-8").replace(train, ""), "utf-8")
+    from trainer.data.dataset import load_preference_data  # `datasets` comes with it
+
     with pytest.raises(DatasetError, match="no train split, so all rows are held out"):
         load_preference_data(tmp_path / "dataset")
 

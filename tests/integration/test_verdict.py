@@ -16,6 +16,7 @@ from replay_pipeline.stages.budget.verdict import cohort_of, instructed, models_
 from replay_pipeline.stages.pipeline import Pipeline
 from replay_pipeline.testing.sample import SESSIONS_DIR
 from replay_pipeline.types import TeacherSpec
+from tests.support.messages import bash, says
 from tests.support.odd_server import OddServer
 from tests.support.sessions import SessionBuilder, ToolCall
 from tests.support.settings_files import write_settings
@@ -32,15 +33,7 @@ SHARES = {
     "mistralai/other": 0.9,
 }
 """How often each model does what the agent did, which is right here: so the panel is weaker than the agent."""
-TALKS = {"role": "assistant", "content": "You may want to look at the tests."}
-
-
-def other(number):
-    function = {"name": "Bash", "arguments": json.dumps({"command": f"make step-{number}"})}
-    return {
-        "role": "assistant",
-        "tool_calls": [{"id": "c", "type": "function", "function": function}],
-    }
+TALKS = says("You may want to look at the tests.")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +42,7 @@ def root(tmp_path_factory):
     for state in ClaudeCodeIngester().ingest(SESSIONS_DIR):
         own = {key: value for key, value in state["student_action"].items() if key != "reasoning"}
         answers[state["state_id"]] = {
-            name: own if rng.random() < share else other(rng.randrange(10**6))
+            name: own if rng.random() < share else bash(f"make step-{rng.randrange(10**6)}")
             for name, share in SHARES.items()
         } | {"meta-llama/talker": TALKS, openrouter_name(state["student_model"]): own}
     data = tmp_path_factory.mktemp("verdict") / "d"
@@ -209,11 +202,8 @@ def test_other_instructions_reach_the_model_alone_and_get_a_verdict_of_their_own
         body = json.loads(data)
         prompt = json.dumps(body["messages"])
         n = sum(message["role"] == "tool" for message in body["messages"])
-        call = {"name": "Bash", "arguments": json.dumps({"command": f"make step-{n}"})}
-        message = {"role": "assistant", "content": "I don't run make."}
-        if "Never run make." not in prompt:
-            calls = [{"id": "c", "type": "function", "function": call}]
-            message = {"role": "assistant", "content": None, "tool_calls": calls}
+        is_told = "Never run make." in prompt
+        message = says("I don't run make.") if is_told else bash(f"make step-{n}")
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         n_read = len(data) // 4
         usage = {"prompt_tokens": n_read, "completion_tokens": 10, "total_tokens": n_read + 10}
@@ -230,12 +220,8 @@ def test_other_instructions_reach_the_model_alone_and_get_a_verdict_of_their_own
         write_settings(
             tmp_path / "d",
             ingest={"sources": paths},
-            replay={
-                "teachers": teachers,
-                "student": server.teacher(name="student"),
-                "ask_at": "consequences",
-            },
-        )
+            replay={"teachers": teachers, "student": server.teacher(name="student"), "ask_at": "consequences"},
+        )  # fmt: skip
         Pipeline(Settings.load(data_dir=tmp_path / "d")).ingest_new()
         found, plain = ask(tmp_path / "d", models[0])
         assert (found.exit_code, plain["answer"]) == (0, "could"), found.output

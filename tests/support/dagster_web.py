@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _LAUNCH = """
 mutation Launch($params: ExecutionParams!) {
   launchRun(executionParams: $params) {
@@ -130,13 +132,7 @@ def wait_for_run(url: str, run_id: str) -> str:
 
 
 def process_tree(pid: int) -> list[int]:
-    """A process and all below it: what serves Dagster is several. On Linux."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended since it was listed
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    found = [pid]
-    for each in found:
-        found += children.get(each, [])
-    return found
+    """A process and all below it: what serves Dagster is several."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [pid, *(each.pid for each in psutil.Process(pid).children(recursive=True))]
+    return [pid]

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from replay_pipeline.assets.instance import prepare_home
 from replay_pipeline.replay import ledger_status
 from replay_pipeline.storage.processes import child_environment
 from replay_pipeline.testing.sample import ANSWERS_FILE
+from tests.integration.processes import wait_until
 from tests.roots import pipeline_at, served_root
 from tests.support.dagster_web import process_tree
 from tests.support.ports import free_port
@@ -46,6 +47,8 @@ class Stop:
     """Answers that were charged and are not in the ledger."""
     n_twice: int
     """Calls that were charged twice, once the same work was done again."""
+    n_off_nano: int
+    """Nanodollars by which the ledger and the bill differ then."""
     seconds: float
     """From the signal to the end of the last process."""
     status: int
@@ -79,7 +82,9 @@ def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_
             )
             if form == "compose entry point":
                 _launch_run(root, process, batches[0], folder / "log")
-            _wait(lambda: server.bill().n_charged >= _N_BEFORE, process.popen, folder / "log")
+            wait_until(
+                lambda: server.bill().n_charged >= _N_BEFORE, process.popen, log=folder / "log"
+            )
             everyone = process_tree(process.popen.pid)
             began = time.monotonic()
             os.kill(process.target(), number)
@@ -95,10 +100,12 @@ def stop(form: str, number: signal.Signals, folder: Path, *, is_first: bool, is_
         answered = ledger_status(root / "ledger.sqlite").calls.get("answered", 0)
         server.set_latency(0)
         pipeline_at(root, replay={"max_concurrency": 64}).replay(batches[0])
+        final, spent_usd = server.bill(), ledger_status(root / "ledger.sqlite").spent_usd
         return Stop(
             n_late=bill.n_requests - n_requests,
             n_lost=bill.n_charged - answered,
-            n_twice=server.bill().n_duplicates,
+            n_twice=final.n_duplicates,
+            n_off_nano=final.total_nano - round(spent_usd * 1e9),
             seconds=seconds,
             status=process.popen.returncode,
         )
@@ -166,7 +173,7 @@ def _command(form: str, port: int) -> list[str]:
 
 def _launch_run(root: Path, process: _Process, batch: str, log: Path) -> None:
     """Have the code location start a run, as the daemon does when a run leaves the queue."""
-    _wait(lambda: _listens(process.port), process.popen, log)
+    wait_until(lambda: _listens(process.port), process.popen, log=log)
     home = root / ".dagster"
     with dg.DagsterInstance.from_config(str(home)) as instance:
         instance.add_dynamic_partitions("trace_batch", [batch])
@@ -196,16 +203,6 @@ def _home_without_queue(root: Path) -> Path:
 def _be_deaf() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _wait(
-    what: Callable[[], object], process: subprocess.Popen[bytes], log: Path, patience_s: float = 180
-) -> None:
-    deadline = time.monotonic() + patience_s
-    while not what():
-        assert process.poll() is None, log.read_text("utf-8", "replace")
-        assert time.monotonic() < deadline, log.read_text("utf-8", "replace")
-        time.sleep(0.05)
 
 
 def _wait_for_ends(pids: list[int], deadline: float) -> None:
