@@ -92,6 +92,9 @@ def count(
     look, acted = action_of(state), action_of(decision)
     found = counts.setdefault(kind_of(look), Counter())
     answers = looks(decision, state["student_action"])
+    if answers is not None and any(answer.source == "unknown" for answer in answers):
+        found.update(n=1, partly=1)
+        return
     found.update(n=1, answered=answers is not None)
     is_changed = any(depend(one, other) for one in acted.calls for other in look.calls)
     if answers is None or is_changed or not all(recorded) or purpose_of(look) == "books":
@@ -157,10 +160,11 @@ def main() -> None:
     )
     total: Counter[str] = sum(found.values(), Counter())
     rows: dict[str, Any] = {**found, "all": total}
-    print("| look | made | answered | compared | otherwise |\n|---|---|---|---|---|")
+    print("| look | made | answered | partly | compared | otherwise |\n|---|---|---|---|---|---|")
     for name, row in sorted(rows.items(), key=lambda each: -each[1]["n"]):
         share = row["answered"] / row["n"]
-        print(f"| {name} | {row['n']} | {share:.0%} | {row['compared']} | {row['other']} |")
+        figures = (row["n"], f"{share:.0%}", row["partly"], row["compared"], row["other"])
+        print("|", name, "|", " | ".join(map(str, figures)), "|")
 
 
 if __name__ == "__main__":

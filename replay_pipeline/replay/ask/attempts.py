@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from anyio import CapacityLimiter
 from pydantic import SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
@@ -83,6 +82,8 @@ class Slots:
         self.size = size
         self.limit = float(size if n_first is None else min(size, n_first))
         self._is_open = n_first is None
+        from anyio import CapacityLimiter  # noqa: PLC0415 (of the extra `replay`)
+
         self._limiter = CapacityLimiter(int(self.limit))
         self._last_cut = self._paused_until = float("-inf")
 
