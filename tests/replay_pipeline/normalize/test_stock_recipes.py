@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from replay_pipeline.actions import canonical_action
-from replay_pipeline.errors import UntrustedError
+from replay_pipeline.errors import ConfigError, UntrustedError
 from replay_pipeline.judge.records import pairs_table, positives_table
 from replay_pipeline.normalize import DJNormalizer
 from tests.support.messages import bash, call, says
@@ -81,6 +81,11 @@ def test_an_operator_of_data_juicer_can_judge_a_part_of_a_side(tmp_path):
     judged = {"operator": "text_length_filter", "arguments": {"max_len": 60}, "view": "prose"}
     long = {"chosen": "word " * 40}
     assert kept(recipe(tmp_path, [{"pair_each_side_filter": judged}]), pairs({}, long)) == ["s0"]
+
+
+def test_a_misspelled_operator_is_told_those_there_are(tmp_path):
+    with pytest.raises(ConfigError, match=r"did you mean text_length_filter\?"):
+        DJNormalizer(recipe(tmp_path, [{"text_lenght_filter": {"max_len": 60}}]))
 
 
 def test_what_executes_something_is_refused_inside_too(tmp_path):
